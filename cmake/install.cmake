@@ -1,0 +1,1 @@
+# exported targets, see docs/architecture.md

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <unisono/process_group.h>
+
+namespace unisono {
+
+/// Where ranks find each other at start: a small key-value store that all of them reach. We write none of our own;
+/// `init()` wraps a c10d TCPStore or FileStore.
+/// *Threads*: used from one thread at a time.
+class Store {
+ public:
+  virtual ~Store() = default;
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  /// The value once it is there; empty optional when `timeout` passes first. *Blocks*.
+  virtual std::optional<std::string> get(const std::string& key, std::chrono::nanoseconds timeout) = 0;
+  /// Adds to a counter (0 at first) and returns the new value; atomic over ranks.
+  virtual std::int64_t add(const std::string& key, std::int64_t amount) = 0;
+};
+
+struct GroupOptions {
+  int rank = 0;
+  int size = 1;
+  std::shared_ptr<Store> store = nullptr;  ///< needed when size > 1
+  std::chrono::nanoseconds timeout = std::chrono::minutes(30);  ///< of every call that names none
+  std::chrono::nanoseconds start_timeout = std::chrono::minutes(5);  ///< for all ranks to turn up
+  std::string prefix = "unisono";  ///< of the keys in the store: one per group made on the same store
+  LogSink log = nullptr;
+};
+
+/// Whether a transport can serve these options on this machine, and if not, why and what to do.
+struct Viability {
+  std::string transport;
+  bool viable = false;
+  std::string reason;  ///< why not; empty when viable
+};
+
+/// Every transport this build knows, in order of preference, judged without contacting a peer.
+std::vector<Viability> viable_transports(const GroupOptions& options);
+
+/// Makes a group. `transport` is "auto" (the first viable one), "serial" (a world of one) or "shm" (ranks on one host).
+/// *Collective*. *Blocks* until all ranks are there, at most `start_timeout`.
+/// *Throws* `invalid_argument` (unknown or not viable transport, bad rank or size, a rank claimed twice: names both pids),
+/// `timeout` (names the ranks that are missing).
+std::shared_ptr<ProcessGroup> make_group(const std::string& transport, const GroupOptions& options);
+
+}  // namespace unisono

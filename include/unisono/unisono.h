@@ -1,0 +1,8 @@
+#pragma once
+
+/// The whole public API.
+#include <unisono/distributed_data_parallel.h>
+#include <unisono/init.h>
+#include <unisono/make_group.h>
+#include <unisono/process_group.h>
+#include <unisono/stats.h>
