@@ -1,5 +1,6 @@
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <limits>
 
@@ -26,18 +27,24 @@ struct Plain {
   }
 };
 
+/// `nan` where v is one, else `rounded`; without a comparison, which would keep the loop from becoming vector code.
+UNISONO_INLINE std::uint16_t nan_or(std::uint32_t nan, float v, std::uint16_t rounded) {
+  const std::uint32_t is_nan = bits::mask_below(0x7f800000u, std::bit_cast<std::uint32_t>(v) & 0x7fffffffu);
+  return static_cast<std::uint16_t>(bits::select(is_nan, nan, rounded));
+}
+
 struct Half {
   using Storage = std::uint16_t;
   using Accumulator = float;
   UNISONO_INLINE float load(std::uint16_t v) { return f16_to_f32(v); }
-  UNISONO_INLINE std::uint16_t store(float v) { return f32_to_f16(Plain<float>::store(v)); }
+  UNISONO_INLINE std::uint16_t store(float v) { return nan_or(0x7e00u, v, f32_to_f16(v)); }
 };
 
 struct Bfloat {
   using Storage = std::uint16_t;
   using Accumulator = float;
   UNISONO_INLINE float load(std::uint16_t v) { return bf16_to_f32(v); }
-  UNISONO_INLINE std::uint16_t store(float v) { return f32_to_bf16(Plain<float>::store(v)); }
+  UNISONO_INLINE std::uint16_t store(float v) { return nan_or(0x7fc0u, v, f32_to_bf16(v)); }
 };
 
 /// Any byte but 0 is true; results are 0 or 1.
