@@ -1,0 +1,154 @@
+#include "comm/c10d/meeting_place.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <unisono/c10d.h>
+
+#include "comm/c10d/private_directory.h"
+
+namespace unisono {
+namespace {
+
+bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+struct Listener {
+  int descriptor = -1;
+  int error = 0;
+};
+
+// A socket bound to the loopback interface only; left to itself, TCPStore listens on every address of the machine.
+Listener bind_loopback(const std::string& host, int port) {
+  const bool six = host == "::1";
+  sockaddr_storage storage{};
+  socklen_t length = 0;
+  if (six) {
+    auto& address = reinterpret_cast<sockaddr_in6&>(storage);
+    address.sin6_family = AF_INET6;
+    address.sin6_port = htons(static_cast<std::uint16_t>(port));
+    address.sin6_addr = in6addr_loopback;
+    length = sizeof(address);
+  } else {
+    auto& address = reinterpret_cast<sockaddr_in&>(storage);
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    inet_pton(AF_INET, host == "localhost" ? "127.0.0.1" : host.c_str(), &address.sin_addr);
+    length = sizeof(address);
+  }
+  const int descriptor = socket(six ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (descriptor < 0) return {-1, errno};
+  const int on = 1;
+  setsockopt(descriptor, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (bind(descriptor, reinterpret_cast<const sockaddr*>(&storage), length) == 0 && listen(descriptor, 512) == 0)
+    return {descriptor, 0};
+  const int error = errno;
+  close(descriptor);
+  return {-1, error};
+}
+
+c10d::TCPStoreOptions store_options(const Environment& environment, std::chrono::nanoseconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<std::uint16_t>(environment.port);
+  options.waitWorkers = false;  // join_round knows better who is missing
+  options.timeout = std::max(std::chrono::ceil<std::chrono::milliseconds>(timeout), std::chrono::milliseconds(1));
+  return options;
+}
+
+std::string numeric(const std::string& host) { return host == "localhost" ? "127.0.0.1" : host; }
+
+c10::intrusive_ptr<c10d::Store> connect(const Environment& environment, std::chrono::nanoseconds timeout) {
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(environment.host, store_options(environment, timeout));
+  } catch (const c10::Error& e) {
+    const std::string who = environment.meeting == Environment::Meeting::agent_store ? "torchrun" : "rank 0";
+    throw Error(ErrorCode::timeout, "unisono::init: rank " + std::to_string(environment.rank) + " found no store at " +
+                                        environment.host + ":" + std::to_string(environment.port) + ": missing " + who +
+                                        ", which hosts it. Start it, or correct MASTER_ADDR and MASTER_PORT (" +
+                                        first_line(e.what_without_backtrace()) + ")");
+  }
+}
+
+// When the port is taken, it may be by another process that believes to be rank 0: then its store tells who it is.
+c10::intrusive_ptr<c10d::Store> connect_to_occupant(Environment environment, std::chrono::nanoseconds timeout,
+                                                    const std::string& reason) {
+  try {
+    environment.host = numeric(environment.host);
+    return connect(environment, std::min<std::chrono::nanoseconds>(timeout, std::chrono::seconds(5)));
+  } catch (const Error&) {
+    throw Error(ErrorCode::invalid_argument, "unisono::init: rank 0 cannot listen at " + environment.host + ":" +
+                                                 std::to_string(environment.port) + " (" + reason +
+                                                 "), and what is there is no store. Set MASTER_PORT to a free port.");
+  }
+}
+
+c10::intrusive_ptr<c10d::Store> host(const Environment& environment, std::chrono::nanoseconds timeout) {
+  auto options = store_options(environment, timeout);
+  options.isServer = true;
+  if (is_loopback(environment.host)) {
+    const Listener listener = bind_loopback(environment.host, environment.port);
+    if (listener.descriptor < 0) return connect_to_occupant(environment, timeout, std::strerror(listener.error));
+    options.masterListenFd = listener.descriptor;
+  }
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(numeric(environment.host), options);
+  } catch (const c10::Error& e) {
+    return connect_to_occupant(environment, timeout, first_line(e.what_without_backtrace()));
+  }
+}
+
+// Without a count of workers, FileStore never deletes the file: after a kill its own count would be wrong for ever.
+c10::intrusive_ptr<c10d::Store> open_file(const std::string& path) {
+  const auto parent = std::filesystem::path(path).parent_path();
+  if (!parent.empty() && !std::filesystem::is_directory(parent))
+    throw Error(ErrorCode::invalid_argument, "unisono::init: UNISONO_STORE=file:" + path + ": there is no directory " +
+                                                 parent.string() + ". Make it, or name another path.");
+  try {
+    return c10::make_intrusive<c10d::FileStore>(path, -1);
+  } catch (const std::exception& e) {
+    throw Error(ErrorCode::invalid_argument, "unisono::init: cannot use the store file " + path + ": " + first_line(e.what()));
+  }
+}
+
+MeetingPlace open_job_file(const Environment& environment) {
+  const std::string directory = private_job_directory(environment.job);
+  auto store = make_store(open_file(directory + "/store"));
+  if (environment.rank != 0) return {std::move(store), nullptr};
+  return {std::move(store), std::shared_ptr<void>(nullptr, [directory](void*) {
+            std::error_code ignored;
+            std::filesystem::remove_all(directory, ignored);
+          })};
+}
+
+}  // namespace
+
+MeetingPlace open_meeting_place(const Environment& environment, std::chrono::nanoseconds timeout) {
+  switch (environment.meeting) {
+    case Environment::Meeting::none:
+    case Environment::Meeting::given: return {};
+    case Environment::Meeting::agent_store:
+      return {make_store(c10::make_intrusive<c10d::PrefixStore>("unisono_attempt_" + std::to_string(environment.attempt),
+                                                                connect(environment, timeout))),
+              nullptr};
+    case Environment::Meeting::tcp:
+      return {make_store(environment.rank == 0 ? host(environment, timeout) : connect(environment, timeout)), nullptr};
+    case Environment::Meeting::file: return {make_store(open_file(environment.path)), nullptr};
+    case Environment::Meeting::job_file: return open_job_file(environment);
+  }
+  return {};
+}
+
+}  // namespace unisono

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "comm/environment.h"
+
+namespace unisono {
+
+/// The store an environment names, and what has to go away with it.
+struct MeetingPlace {
+  std::shared_ptr<Store> store;
+  std::shared_ptr<void> cleanup;  ///< removes the job's private directory; rank 0 lets go of it when all ranks are there
+};
+
+/// Opens or connects to it. *Blocks* until the host of a TCPStore answers.
+/// *Throws* `timeout` ("missing rank 0"), `invalid_argument` for a port in use by something else or an unusable path.
+MeetingPlace open_meeting_place(const Environment& environment, std::chrono::nanoseconds timeout);
+
+}  // namespace unisono

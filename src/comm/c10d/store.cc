@@ -1,0 +1,80 @@
+#include <algorithm>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <unisono/c10d.h>
+
+namespace unisono {
+namespace {
+
+// c10d takes 0 for "no time-out", so a short wait is at least a millisecond.
+std::chrono::milliseconds to_milliseconds(std::chrono::nanoseconds timeout) {
+  const auto rounded = std::chrono::ceil<std::chrono::milliseconds>(timeout);
+  return std::clamp(rounded, std::chrono::milliseconds(1), std::chrono::milliseconds(std::numeric_limits<int>::max()));
+}
+
+std::string first_line(const char* text) {
+  const std::string all(text);
+  return all.substr(0, all.find('\n'));
+}
+
+class C10dStore final : public Store {
+ public:
+  explicit C10dStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    guarded("set", key, [&] { store_->set(key, value); });
+  }
+
+  std::optional<std::string> get(const std::string& key, std::chrono::nanoseconds timeout) override {
+    std::optional<std::string> out;
+    guarded("get", key, [&] {
+      if (timeout.count() <= 0 ? store_->check({key}) : appears(key, timeout)) out = store_->get_to_str(key);
+    });
+    return out;
+  }
+
+  std::int64_t add(const std::string& key, std::int64_t amount) override {
+    std::int64_t out = 0;
+    guarded("add", key, [&] { out = store_->add(key, amount); });
+    return out;
+  }
+
+ private:
+  bool appears(const std::string& key, std::chrono::nanoseconds timeout) {
+    try {
+      store_->wait({key}, to_milliseconds(timeout));
+      return true;
+    } catch (const c10::DistStoreError&) {  // c10d's word for a time-out here; a lost connection is a DistNetworkError
+      return store_->check({key});
+    }
+  }
+
+  template <typename Body>
+  static void guarded(const char* what, const std::string& key, Body body) {
+    try {
+      body();
+    } catch (const c10::DistNetworkError& e) {
+      throw Error(ErrorCode::peer_lost, std::string("the store does not answer to ") + what + " of '" + key +
+                                            "'; the process that hosts it (rank 0 or the launcher) is gone: " +
+                                            first_line(e.what_without_backtrace()));
+    } catch (const c10::Error& e) {
+      throw Error(ErrorCode::internal, std::string("the store failed at ") + what + " of '" + key +
+                                           "': " + first_line(e.what_without_backtrace()));
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+}  // namespace
+
+std::shared_ptr<Store> make_store(c10::intrusive_ptr<c10d::Store> store) {
+  if (!store) throw Error(ErrorCode::invalid_argument, "make_store: no store was given");
+  return std::make_shared<C10dStore>(std::move(store));
+}
+
+}  // namespace unisono

@@ -1,0 +1,217 @@
+#include "comm/environment.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <system_error>
+#include <tuple>
+#include <utility>
+
+#include "comm/process_identity.h"
+
+namespace unisono {
+namespace {
+
+[[noreturn]] void refuse(const std::string& what) { throw Error(ErrorCode::invalid_argument, "unisono::init: " + what); }
+
+// Reads variables and remembers what it has seen, so that every message can show it.
+class Reader {
+ public:
+  explicit Reader(const Lookup& lookup) : lookup_(lookup) {}
+
+  std::optional<std::string> text(const std::string& name) const {
+    auto value = lookup_(name);
+    if (value && value->empty()) value.reset();
+    return value;
+  }
+  bool has(const std::string& name) const { return text(name).has_value(); }
+
+  std::string shown(const std::string& name) const {
+    auto value = text(name);
+    return value ? name + "=" + *value : name + " (not set)";
+  }
+
+  int number(const std::string& name) const {
+    const std::string value = text(name).value_or("");
+    int out = 0;
+    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), out);
+    if (error != std::errc{} || end != value.data() + value.size())
+      refuse(name + "='" + value + "' is not a whole number. Set it to one, or unset it.");
+    return out;
+  }
+
+ private:
+  const Lookup& lookup_;
+};
+
+struct Launcher {
+  Environment::Source source;
+  const char* rank;
+  const char* size;
+  const char* local_size;  // how many of the ranks are on this host; null where not told
+  const char* name;
+};
+
+constexpr Launcher kLaunchers[] = {
+    {Environment::Source::variables, "RANK", "WORLD_SIZE", nullptr, "the environment"},
+    {Environment::Source::open_mpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
+     "mpirun (Open MPI)"},
+    {Environment::Source::mpich, "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "mpiexec (MPICH)"},
+    {Environment::Source::slurm, "SLURM_PROCID", "SLURM_NTASKS", nullptr, "srun"},
+};
+
+const Launcher* launcher_of(Environment::Source source) {
+  for (const auto& launcher : kLaunchers)
+    if (launcher.source == source) return &launcher;
+  return nullptr;
+}
+
+void check_range(int rank, int size, const std::string& evidence) {
+  if (size < 1) refuse(evidence + ": the world size must be at least 1.");
+  if (rank < 0 || rank >= size)
+    refuse(evidence + ": the rank must be in [0, " + std::to_string(size) + "). Start " + std::to_string(size) +
+           " processes with ranks 0 to " + std::to_string(size - 1) + ".");
+}
+
+// Reads rank and size of one launcher; empty when it set neither.
+std::optional<std::pair<int, int>> read_launcher(const Reader& env, const Launcher& launcher) {
+  const bool rank = env.has(launcher.rank);
+  const bool size = env.has(launcher.size);
+  if (!rank && !size) return std::nullopt;
+  // A shell inside a Slurm allocation has SLURM_NTASKS but is no task; that is no contradiction.
+  if (launcher.source == Environment::Source::slurm && !rank) return std::nullopt;
+  const std::string evidence = env.shown(launcher.rank) + ", " + env.shown(launcher.size);
+  if (rank != size)
+    refuse(evidence + ": one without the other. Set both, or neither for a world of one; " +
+           "`unisono run -n N ...` or torchrun set them for you.");
+  const std::pair<int, int> out{env.number(launcher.rank), env.number(launcher.size)};
+  check_range(out.first, out.second, evidence);
+  return out;
+}
+
+// RANK left over in a shell from another run would silently win over mpirun; torchrun started by mpirun or srun is fine.
+void check_contradiction(const Reader& env, const Launcher& used, std::pair<int, int> found) {
+  if (used.source != Environment::Source::variables || env.has("TORCHELASTIC_RUN_ID")) return;
+  for (const auto& other : kLaunchers) {
+    if (other.source != Environment::Source::open_mpi && other.source != Environment::Source::mpich) continue;
+    const auto theirs = read_launcher(env, other);
+    if (theirs && *theirs != found)
+      refuse(env.shown(used.rank) + " " + env.shown(used.size) + " contradict " + env.shown(other.rank) + " " +
+             env.shown(other.size) + " from " + other.name + ". Unset " + used.rank + " and " + used.size +
+             ", or make them agree.");
+  }
+}
+
+void read_identity(const Reader& env, const InitOptions& options, Environment& out) {
+  std::optional<std::pair<int, int>> found;
+  const bool all_given = options.rank >= 0 && options.size >= 0;
+  if (!all_given) {
+    for (const auto& launcher : kLaunchers) {
+      found = read_launcher(env, launcher);
+      if (!found) continue;
+      check_contradiction(env, launcher, *found);
+      out.source = launcher.source;
+      out.evidence = env.shown(launcher.rank) + " " + env.shown(launcher.size);
+      break;
+    }
+  }
+  if (found) std::tie(out.rank, out.size) = *found;
+  if (options.rank < 0 && options.size < 0) return;
+
+  const std::string given = "InitOptions{rank=" + std::to_string(options.rank) + ", size=" + std::to_string(options.size) + "}";
+  if (!found && !all_given)
+    refuse(given + ": one without the other, and the environment tells neither. Give both, or neither.");
+  if (options.rank >= 0) out.rank = options.rank;
+  if (options.size >= 0) out.size = options.size;
+  out.evidence = found ? given + " over " + out.evidence : given;
+  out.source = Environment::Source::arguments;
+  check_range(out.rank, out.size, out.evidence);
+}
+
+// The launcher's own name of the job; it is the same on all ranks of the job and on no others.
+std::string job_name(const Reader& env) {
+  for (const char* name : {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"})
+    if (auto value = env.text(name)) return "job-" + *value;
+  if (auto job = env.text("SLURM_JOB_ID")) return "slurm-" + *job + "." + env.text("SLURM_STEP_ID").value_or("0");
+  return "parent-" + parent_identity();  // MPICH's proxy tells no name, but it is the parent of all local ranks
+}
+
+void read_tcp(const Reader& env, Environment& out) {
+  if (!env.has("MASTER_ADDR") || !env.has("MASTER_PORT"))
+    refuse(env.shown("MASTER_ADDR") + ", " + env.shown("MASTER_PORT") +
+           ": one without the other. Set both (e.g. MASTER_ADDR=127.0.0.1 MASTER_PORT=29500).");
+  out.host = *env.text("MASTER_ADDR");
+  out.port = env.number("MASTER_PORT");
+  if (out.port < 1 || out.port > 65535) refuse(env.shown("MASTER_PORT") + " is no TCP port (1 to 65535).");
+  const bool agent = env.text("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
+  out.meeting = agent ? Environment::Meeting::agent_store : Environment::Meeting::tcp;
+  if (agent && env.has("TORCHELASTIC_RESTART_COUNT")) out.attempt = env.number("TORCHELASTIC_RESTART_COUNT");
+  out.evidence += " " + env.shown("MASTER_ADDR") + " " + env.shown("MASTER_PORT");
+}
+
+void read_job_file(const Reader& env, const Launcher& launcher, Environment& out) {
+  const bool several_hosts =
+      (launcher.local_size && env.has(launcher.local_size) && env.number(launcher.local_size) < out.size) ||
+      (launcher.source == Environment::Source::slurm && env.has("SLURM_NNODES") && env.number("SLURM_NNODES") > 1);
+  if (several_hosts)
+    refuse(out.evidence + " from " + launcher.name + " spans several hosts and tells no address. Set MASTER_ADDR to rank 0's " +
+           "host and MASTER_PORT to a free port there.");
+  out.meeting = Environment::Meeting::job_file;
+  out.job = job_name(env);
+}
+
+void read_meeting(const Reader& env, const InitOptions& options, Environment& out) {
+  if (options.store) {
+    out.meeting = Environment::Meeting::given;
+    return;
+  }
+  if (out.size == 1) return;
+  if (auto store = env.text("UNISONO_STORE")) {
+    if (!store->starts_with("file:") || store->size() == 5)
+      refuse("UNISONO_STORE=" + *store + " is not understood. Write UNISONO_STORE=file:PATH.");
+    out.meeting = Environment::Meeting::file;
+    out.path = store->substr(5);
+    out.evidence += " " + env.shown("UNISONO_STORE");
+    return;
+  }
+  if (env.has("MASTER_ADDR") || env.has("MASTER_PORT")) return read_tcp(env, out);
+  const Launcher* launcher = launcher_of(out.source);
+  if (launcher && launcher->source != Environment::Source::variables) return read_job_file(env, *launcher, out);
+  refuse(out.evidence + ", but MASTER_ADDR, MASTER_PORT and UNISONO_STORE are not set: the ranks have no place to meet. " +
+         "Use `unisono run -n " + std::to_string(out.size) + " ...`, or set MASTER_ADDR=127.0.0.1 and MASTER_PORT to a " +
+         "free port, or UNISONO_STORE=file:PATH.");
+}
+
+}  // namespace
+
+Lookup process_environment() {
+  return [](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    return value ? std::optional<std::string>(value) : std::nullopt;
+  };
+}
+
+Environment read_environment(const InitOptions& options, const Lookup& lookup) {
+  const Reader env(lookup);
+  Environment out;
+  read_identity(env, options, out);
+  read_meeting(env, options, out);
+  return out;
+}
+
+std::string describe(const Environment& environment) {
+  if (environment.source == Environment::Source::none)
+    return "a world of one: no RANK, OMPI_COMM_WORLD_RANK, PMI_RANK or SLURM_PROCID in the environment";
+  const Launcher* launcher = launcher_of(environment.source);
+  std::string out = environment.evidence + " from " + (launcher ? launcher->name : "the arguments");
+  switch (environment.meeting) {
+    case Environment::Meeting::none: return out + ", no rendezvous needed";
+    case Environment::Meeting::given: return out + ", rendezvous in the store that was given";
+    case Environment::Meeting::agent_store: return out + ", rendezvous in torchrun's store";
+    case Environment::Meeting::tcp: return out + ", rendezvous in a store that rank 0 hosts";
+    case Environment::Meeting::file: return out + ", rendezvous in that file";
+    case Environment::Meeting::job_file: return out + ", rendezvous in a private file of " + environment.job;
+  }
+  return out;
+}
+
+}  // namespace unisono

@@ -1,0 +1,137 @@
+#include "comm/environment.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+
+namespace unisono {
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+Environment read(const Variables& variables, const InitOptions& options = {}) {
+  return read_environment(options, [&](const std::string& name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional<std::string>(found->second);
+  });
+}
+
+std::string refusal(const Variables& variables, const InitOptions& options = {}) {
+  try {
+    read(variables, options);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    return error.what();
+  }
+  return "accepted";
+}
+
+void expect_names(const std::string& text, const std::vector<std::string>& parts) {
+  for (const auto& part : parts) EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;
+}
+
+TEST(Environment, NothingSetIsAWorldOfOne) {
+  const auto e = read({});
+  EXPECT_EQ(e.source, Environment::Source::none);
+  EXPECT_EQ(e.meeting, Environment::Meeting::none);
+  EXPECT_EQ(e.rank, 0);
+  EXPECT_EQ(e.size, 1);
+  EXPECT_EQ(read({{"SLURM_NTASKS", "4"}}).size, 1) << "a shell in an allocation is no task";
+}
+
+TEST(Environment, ReadsTorchrun) {
+  const auto e = read({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29501"},
+                       {"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "3"}});
+  EXPECT_EQ(e.meeting, Environment::Meeting::agent_store);
+  EXPECT_EQ(e.rank, 1);
+  EXPECT_EQ(e.size, 2);
+  EXPECT_EQ(e.host, "127.0.0.1");
+  EXPECT_EQ(e.port, 29501);
+  EXPECT_EQ(e.attempt, 3);
+}
+
+TEST(Environment, ReadsVariablesSetByHand) {
+  const Variables by_hand{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}};
+  EXPECT_EQ(read(by_hand).meeting, Environment::Meeting::tcp);
+  auto with_file = by_hand;
+  with_file["UNISONO_STORE"] = "file:/tmp/x";
+  EXPECT_EQ(read(with_file).meeting, Environment::Meeting::file);
+  EXPECT_EQ(read(with_file).path, "/tmp/x");
+}
+
+TEST(Environment, ReadsTheOtherLaunchers) {
+  auto e = read({{"OMPI_COMM_WORLD_RANK", "2"}, {"OMPI_COMM_WORLD_SIZE", "3"}, {"PMIX_NAMESPACE", "77"}});
+  EXPECT_EQ(e.source, Environment::Source::open_mpi);
+  EXPECT_EQ(e.meeting, Environment::Meeting::job_file);
+  EXPECT_EQ(e.job, "job-77");
+  EXPECT_EQ(e.rank, 2);
+  e = read({{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}});
+  EXPECT_EQ(e.source, Environment::Source::mpich);
+  EXPECT_TRUE(e.job.starts_with("parent-")) << e.job;
+  e = read({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "3"}, {"SLURM_JOB_ID", "9"}, {"SLURM_STEP_ID", "4"}});
+  EXPECT_EQ(e.source, Environment::Source::slurm);
+  EXPECT_EQ(e.job, "slurm-9.4");
+  e = read({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "5"}});
+  EXPECT_EQ(e.meeting, Environment::Meeting::tcp) << "an address that is told is used";
+}
+
+TEST(Environment, EarlierSourcesWin) {
+  const Variables both{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"},
+                       {"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}};
+  EXPECT_EQ(read(both).source, Environment::Source::variables);
+  InitOptions given;
+  given.rank = 5;
+  given.size = 6;
+  EXPECT_EQ(read(both, given).source, Environment::Source::arguments);
+  EXPECT_EQ(read(both, given).rank, 5);
+  InitOptions only_rank;
+  only_rank.rank = 1;
+  EXPECT_EQ(read(both, only_rank).rank, 1);
+  EXPECT_EQ(read(both, only_rank).size, 2);
+}
+
+TEST(Environment, RefusalsNameVariablesAndValues) {
+  expect_names(refusal({{"RANK", "1"}}), {"RANK=1", "WORLD_SIZE (not set)"});
+  expect_names(refusal({{"WORLD_SIZE", "2"}}), {"WORLD_SIZE=2", "RANK (not set)"});
+  expect_names(refusal({{"RANK", "2"}, {"WORLD_SIZE", "2"}}), {"RANK=2", "WORLD_SIZE=2", "[0, 2)"});
+  expect_names(refusal({{"RANK", "-1"}, {"WORLD_SIZE", "2"}}), {"RANK=-1"});
+  expect_names(refusal({{"RANK", "0"}, {"WORLD_SIZE", "0"}}), {"WORLD_SIZE=0", "at least 1"});
+  expect_names(refusal({{"RANK", "one"}, {"WORLD_SIZE", "2"}}), {"RANK='one'", "whole number"});
+  expect_names(refusal({{"RANK", "1x"}, {"WORLD_SIZE", "2"}}), {"RANK='1x'"});
+  expect_names(refusal({{"RANK", "1"}, {"WORLD_SIZE", "99999999999"}}), {"WORLD_SIZE='99999999999'"});
+  expect_names(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), {"RANK=0", "MASTER_ADDR", "UNISONO_STORE"});
+  expect_names(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}}), {"MASTER_ADDR=h", "MASTER_PORT (not set)"});
+  expect_names(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "70000"}}),
+               {"MASTER_PORT=70000"});
+  expect_names(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"UNISONO_STORE", "/tmp/x"}}), {"UNISONO_STORE=/tmp/x", "file:"});
+  InitOptions half;
+  half.rank = 1;
+  expect_names(refusal({}, half), {"rank=1", "size=-1"});
+}
+
+TEST(Environment, ContradictionsNameBothSides) {
+  Variables v{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"},
+              {"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}};
+  expect_names(refusal(v), {"RANK=0", "WORLD_SIZE=2", "OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=4"});
+  v["TORCHELASTIC_RUN_ID"] = "none";
+  EXPECT_EQ(refusal(v), "accepted") << "torchrun started by mpirun, one per host";
+  v.erase("TORCHELASTIC_RUN_ID");
+  v["OMPI_COMM_WORLD_RANK"] = "0";
+  v["OMPI_COMM_WORLD_SIZE"] = "2";
+  EXPECT_EQ(refusal(v), "accepted") << "they agree";
+}
+
+TEST(Environment, SeveralHostsNeedAnAddress) {
+  expect_names(refusal({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),
+               {"several hosts", "MASTER_ADDR"});
+  expect_names(refusal({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_NNODES", "2"}}), {"several hosts"});
+}
+
+TEST(Environment, DescribesItself) {
+  EXPECT_EQ(describe(read({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"UNISONO_STORE", "file:/tmp/s"}})),
+            "RANK=1 WORLD_SIZE=2 UNISONO_STORE=file:/tmp/s from the environment, rendezvous in that file");
+  EXPECT_TRUE(describe(read({})).starts_with("a world of one"));
+}
+
+}  // namespace
+}  // namespace unisono
