@@ -1,0 +1,17 @@
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace unisono::python {
+
+/// For every call that may wait for a peer, and for whatever autograd calls back.
+using WithoutGil = py::call_guard<py::gil_scoped_release>;
+
+void bind_errors(py::module_& module);
+void bind_group(py::module_& module);
+void bind_data_parallel(py::module_& module);
+
+}  // namespace unisono::python
+
+/// torch.distributed on both sides: its groups behind our contract, ours behind its own.
+void bind_c10d(pybind11::module_& module);

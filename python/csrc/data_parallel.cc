@@ -1,0 +1,86 @@
+#include <unisono/distributed_data_parallel.h>
+
+#include "bindings.h"
+
+namespace unisono::python {
+
+namespace {
+
+using Named = std::vector<std::pair<std::string, at::Tensor>>;
+
+std::vector<NamedTensor> named(const Named& tensors) {
+  std::vector<NamedTensor> out;
+  out.reserve(tensors.size());
+  for (const auto& [name, tensor] : tensors) out.push_back({name, tensor});
+  return out;
+}
+
+void bind_options(py::module_& module) {
+  using Options = DistributedDataParallelOptions;
+  py::class_<Options>(module, "DistributedDataParallelOptions")
+      .def(py::init<>())
+      .def_readwrite("bucket_cap_mb", &Options::bucket_cap_mb)
+      .def_readwrite("broadcast_buffers", &Options::broadcast_buffers)
+      .def_readwrite("init_sync", &Options::init_sync)
+      .def_readwrite("find_unused_parameters", &Options::find_unused_parameters)
+      .def_readwrite("gradient_as_bucket_view", &Options::gradient_as_bucket_view)
+      .def_readwrite("static_graph", &Options::static_graph)
+      .def_readwrite("overlap", &Options::overlap)
+      .def_readwrite("naive", &Options::naive)
+      .def_readwrite("strict", &Options::strict)
+      .def_readwrite("parameters_and_buffers_to_ignore", &Options::parameters_and_buffers_to_ignore);
+}
+
+void bind_stats(py::module_& module) {
+  py::class_<StepStats>(module, "StepStats")
+      .def_readonly("step", &StepStats::step)
+      .def_readonly("backward_s", &StepStats::backward_s)
+      .def_readonly("exposed_s", &StepStats::exposed_s)
+      .def_readonly("waiting_s", &StepStats::waiting_s)
+      .def_readonly("bytes", &StepStats::bytes)
+      .def_readonly("messages", &StepStats::messages)
+      .def_readonly("rebuilds", &StepStats::rebuilds)
+      .def("__repr__", [](const StepStats& s) {
+        return "<StepStats step=" + std::to_string(s.step) + " backward_s=" + std::to_string(s.backward_s) +
+               " exposed_s=" + std::to_string(s.exposed_s) + " bytes=" + std::to_string(s.bytes) +
+               " messages=" + std::to_string(s.messages) + ">";
+      });
+  py::class_<TraceEvent>(module, "TraceEvent")
+      .def_readonly("name", &TraceEvent::name)
+      .def_readonly("category", &TraceEvent::category)
+      .def_readonly("begin_ns", &TraceEvent::begin_ns)
+      .def_readonly("end_ns", &TraceEvent::end_ns)
+      .def_readonly("step", &TraceEvent::step)
+      .def_readonly("bucket", &TraceEvent::bucket);
+  module.def("write_chrome_trace", &write_chrome_trace, py::arg("path"), py::arg("rank"), py::arg("events"));
+}
+
+}  // namespace
+
+void bind_data_parallel(py::module_& module) {
+  bind_options(module);
+  bind_stats(module);
+  py::class_<DataParallel>(module, "DataParallel")
+      .def(py::init([](const Named& parameters, const Named& buffers, std::shared_ptr<ProcessGroup> group,
+                       const DistributedDataParallelOptions& options) {
+             return std::make_unique<DataParallel>(named(parameters), named(buffers), std::move(group), options);
+           }),
+           py::arg("parameters"), py::arg("buffers"), py::arg("group"), py::arg("options"), WithoutGil())
+      .def(
+          "before_forward", [](DataParallel& self, const Named& buffers) { self.before_forward(named(buffers)); },
+          py::arg("buffers"), WithoutGil())
+      .def("wants_buffers", &DataParallel::wants_buffers)
+      .def("set_sync", &DataParallel::set_sync, py::arg("on"))
+      .def("sync", &DataParallel::sync)
+      .def("weight", &DataParallel::weight, py::arg("mean_loss"), py::arg("n"), WithoutGil())
+      .def("sync_grads", &DataParallel::sync_grads, WithoutGil())
+      .def("digest", &DataParallel::digest, WithoutGil())
+      .def("replicas_identical", &DataParallel::replicas_identical, WithoutGil())
+      .def("last_step", &DataParallel::last_step, py::return_value_policy::copy)
+      .def("set_tracing", &DataParallel::set_tracing, py::arg("on"))
+      .def("take_trace", &DataParallel::take_trace)
+      .def("bucket_sizes", &DataParallel::bucket_sizes)
+      .def("group", &DataParallel::group);
+}
+
+}  // namespace unisono::python

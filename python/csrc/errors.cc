@@ -1,0 +1,28 @@
+#include <unisono/error.h>
+
+#include "bindings.h"
+
+namespace unisono::python {
+
+namespace {
+
+/// The classes are Python's (unisono/errors.py): one per code, each of them a `unisono.Error`.
+void raise_in_python(const Error& error) {
+  const auto raise = py::module_::import("unisono.errors").attr("make");
+  const auto exception = raise(std::string(to_string(error.code())), error.what());
+  PyErr_SetObject(py::type::handle_of(exception).ptr(), exception.ptr());
+}
+
+}  // namespace
+
+void bind_errors(py::module_& module) {
+  py::register_exception_translator([](std::exception_ptr raised) {
+    try {
+      if (raised) std::rethrow_exception(raised);
+    } catch (const Error& error) {
+      raise_in_python(error);
+    }
+  });
+}
+
+}  // namespace unisono::python

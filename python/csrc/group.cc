@@ -1,0 +1,115 @@
+#include <pybind11/chrono.h>
+
+#include <unisono/init.h>
+#include <unisono/make_group.h>
+#include <unisono/process_group.h>
+
+#include "bindings.h"
+#include "reducer/torch_types.h"
+
+namespace unisono::python {
+
+namespace {
+
+using Seconds = std::chrono::duration<double>;
+
+std::chrono::nanoseconds nanoseconds(Seconds seconds, const char* name) {
+  constexpr double kMost = 1e9;
+  if (!(seconds.count() > 0 && seconds.count() < kMost))
+    throw Error(ErrorCode::invalid_argument, std::string(name) + " is " + std::to_string(seconds.count()) +
+                                                 " s; it must be above 0 and below 1e9");
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(seconds);
+}
+
+/// The tensor's memory as it is; the buffer keeps the tensor alive.
+Buffer buffer_of(const at::Tensor& tensor, const char* what) {
+  if (!tensor.is_contiguous())
+    throw Error(ErrorCode::invalid_argument, std::string(what) + " must be contiguous; call .contiguous() first");
+  const WireType wire = wire_type(tensor.scalar_type(), what);
+  return {tensor.data_ptr(), static_cast<std::size_t>(tensor.numel() * wire.parts), wire.dtype, device_of(tensor),
+          std::make_shared<at::Tensor>(tensor)};
+}
+
+ReduceOp op_of(const std::string& name) {
+  for (auto op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::min, ReduceOp::max, ReduceOp::product, ReduceOp::bit_and,
+                  ReduceOp::bit_or, ReduceOp::bit_xor})
+    if (to_string(op) == name) return op;
+  throw Error(ErrorCode::invalid_argument,
+              "unknown reduce op '" + name + "'; it may be sum, avg, min, max, product, bit_and, bit_or or bit_xor");
+}
+
+void bind_work(py::module_& module) {
+  py::class_<Work>(module, "Work")
+      .def("wait", &Work::wait, WithoutGil())
+      .def("poll", &Work::poll, WithoutGil())
+      .def("arrivals", &Work::arrivals);
+}
+
+void bind_calls(py::class_<ProcessGroup, std::shared_ptr<ProcessGroup>>& group) {
+  group
+      .def(
+          "all_reduce",
+          [](ProcessGroup& self, const at::Tensor& tensor, const std::string& op) {
+            AllReduceOptions options;
+            options.op = op_of(op);
+            return self.all_reduce(buffer_of(tensor, "all_reduce: the tensor"), options);
+          },
+          py::arg("tensor"), py::arg("op") = "sum", WithoutGil())
+      .def(
+          "broadcast",
+          [](ProcessGroup& self, const at::Tensor& tensor, int root) {
+            return self.broadcast(buffer_of(tensor, "broadcast: the tensor"), root);
+          },
+          py::arg("tensor"), py::arg("root") = 0, WithoutGil())
+      .def(
+          "all_gather",
+          [](ProcessGroup& self, const at::Tensor& out, const at::Tensor& in) {
+            return self.all_gather(buffer_of(out, "all_gather: the output"), buffer_of(in, "all_gather: the input"));
+          },
+          py::arg("out"), py::arg("input"), WithoutGil())
+      .def(
+          "barrier", [](ProcessGroup& self) { return self.barrier(); }, WithoutGil())
+      .def(
+          "abort",
+          [](ProcessGroup& self, const std::string& cause) { self.abort(Error(ErrorCode::peer_lost, cause)); },
+          py::arg("cause"), WithoutGil());
+}
+
+}  // namespace
+
+void bind_group(py::module_& module) {
+  bind_work(module);
+  py::class_<ProcessGroup, std::shared_ptr<ProcessGroup>> group(module, "ProcessGroup");
+  group.def("rank", &ProcessGroup::rank)
+      .def("size", &ProcessGroup::size)
+      .def_property_readonly("name", &ProcessGroup::name)
+      .def_property_readonly("timeout", [](const ProcessGroup& self) { return Seconds(self.timeout()).count(); })
+      .def("__repr__", [](const ProcessGroup& self) {
+        return "<unisono.ProcessGroup " + self.name() + ", rank " + std::to_string(self.rank()) + " of " +
+               std::to_string(self.size()) + ">";
+      });
+  bind_calls(group);
+
+  module.def(
+      "init",
+      [](const std::string& transport, int rank, int size, Seconds timeout, Seconds start_timeout) {
+        return init({.transport = transport,
+                     .rank = rank,
+                     .size = size,
+                     .timeout = nanoseconds(timeout, "timeout"),
+                     .start_timeout = nanoseconds(start_timeout, "start_timeout")});
+      },
+      py::arg("transport") = "auto", py::arg("rank") = -1, py::arg("size") = -1, py::arg("timeout") = Seconds(1800),
+      py::arg("start_timeout") = Seconds(300), WithoutGil());
+  module.def("describe_environment", &describe_environment);
+  module.def(
+      "viable_transports",
+      [](int size) {
+        std::vector<std::tuple<std::string, bool, std::string>> out;
+        for (auto& v : viable_transports({.rank = 0, .size = size})) out.emplace_back(v.transport, v.viable, v.reason);
+        return out;
+      },
+      py::arg("size"));
+}
+
+}  // namespace unisono::python

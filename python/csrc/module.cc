@@ -1,0 +1,10 @@
+#include "bindings.h"
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "unisono's C++ library; use it through the package `unisono`";
+  module.attr("__version__") = UNISONO_VERSION;
+  unisono::python::bind_errors(module);
+  unisono::python::bind_group(module);
+  unisono::python::bind_data_parallel(module);
+  bind_c10d(module);
+}

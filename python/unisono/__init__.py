@@ -1,0 +1,49 @@
+"""unisono: data-parallel training for PyTorch and libtorch. Replicas that play the same notes."""
+
+from pathlib import Path
+
+import torch
+
+from unisono.version import check_torch
+
+check_torch(torch.__version__)
+
+from unisono import _C, errors  # noqa: E402
+from unisono._C import ProcessGroup, StepStats, TraceEvent, Work, describe_environment, write_chrome_trace  # noqa: E402
+from unisono.ddp import DistributedDataParallel  # noqa: E402
+from unisono.errors import (  # noqa: E402
+    CorruptError,
+    Error,
+    InternalError,
+    InvalidArgumentError,
+    MismatchError,
+    PeerLostError,
+    TimeoutError,
+)
+from unisono.group import init, viable_transports  # noqa: E402
+
+__version__ = _C.__version__
+__all__ = [
+    "CorruptError", "DistributedDataParallel", "Error", "InternalError", "InvalidArgumentError", "MismatchError",
+    "PeerLostError", "ProcessGroup", "StepStats", "TimeoutError", "TraceEvent", "Work", "cmake_prefix_path",
+    "describe_environment", "errors", "init", "viable_transports", "write_chrome_trace",
+]
+
+
+def cmake_prefix_path() -> str:
+    """What to give CMake as -DCMAKE_PREFIX_PATH so that find_package(unisono) finds this installation."""
+    return str(Path(__file__).resolve().parent)
+
+
+def _register_with_torch() -> None:
+    """Makes torch.distributed.init_process_group("unisono") run on our transports."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or "unisono" in dist.Backend.backend_list:
+        return
+    from unisono.torch_backend import create_backend
+
+    dist.Backend.register_backend("unisono", create_backend, extended_api=True, devices=["cpu"])
+
+
+_register_with_torch()

@@ -1,0 +1,47 @@
+"""Groups: unisono's own, and torch.distributed's behind the same contract."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from unisono import _C
+
+_default_group: _C.ProcessGroup | None = None
+
+
+def _seconds(value: float | timedelta) -> timedelta:
+    return value if isinstance(value, timedelta) else timedelta(seconds=value)
+
+
+def init(transport: str = "auto", rank: int = -1, size: int = -1, timeout: float | timedelta = 1800.0,
+         start_timeout: float | timedelta = 300.0) -> _C.ProcessGroup:
+    """Makes this process's group from its environment: `unisono run`, torchrun, mpirun, srun, or a world of one.
+
+    Collective; blocks until all ranks are there, at most `start_timeout` seconds. The newest group is the one that
+    `DistributedDataParallel` takes when it is given none.
+    """
+    global _default_group
+    _default_group = _C.init(transport, rank, size, _seconds(timeout), _seconds(start_timeout))
+    return _default_group
+
+
+def resolve(group) -> _C.ProcessGroup:
+    """A unisono group from one, from a torch.distributed group, or from nothing: the default of either."""
+    if isinstance(group, _C.ProcessGroup):
+        return group
+    if dist.is_available():
+        if group is None and dist.is_initialized():
+            group = dist.group.WORLD
+        if isinstance(group, dist.ProcessGroup):
+            return _C.from_torch(group)
+    if group is None:
+        return _default_group or init()
+    raise TypeError(f"process_group is a {type(group).__name__}; it may be a unisono group, a torch.distributed group "
+                    "or None")
+
+
+def viable_transports(size: int = 2) -> list[tuple[str, bool, str]]:
+    """(transport, viable, why not) for `size` ranks on this machine, in order of preference."""
+    return _C.viable_transports(size)
