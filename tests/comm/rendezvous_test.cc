@@ -119,7 +119,8 @@ TEST(Rendezvous, ARankZeroKilledBeforeItWroteItsNameIsPassedOver) {
   MemoryStore store;
   store.add("u/rounds", 1);
   auto one = joining(store, 1, 2);
-  EXPECT_EQ(joining(store, 0, 2).get(), one.get());
+  const auto zero = joining(store, 0, 2).get();
+  EXPECT_EQ(one.get(), zero);
 }
 
 TEST(Rendezvous, MissingRanksAreNamed) {
