@@ -1,0 +1,32 @@
+#include <pybind11/chrono.h>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <unisono/c10d.h>
+#include <unisono/init.h>
+#include <unisono/torch_backend.h>
+
+#include "bindings.h"
+
+void bind_c10d(pybind11::module_& module) {
+  using unisono::python::WithoutGil;
+  // The classes of torch.distributed must be known before the signatures below name them.
+  py::module_::import("torch.distributed");
+
+  py::class_<unisono::Store, std::shared_ptr<unisono::Store>>(module, "Store");
+  module.def("make_store", &unisono::make_store, py::arg("store"),
+             "A torch.distributed store as a rendezvous store of unisono.");
+  module.def("make_c10d_group", &unisono::make_c10d_group, py::arg("group"), WithoutGil(),
+             "A torch.distributed.ProcessGroup as a unisono.ProcessGroup.");
+  // The arguments are those that torch.distributed.Backend.register_backend's creator receives, in its order.
+  module.def(
+      "create_torch_backend",
+      [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::duration<double> timeout) {
+        return unisono::create_torch_backend(store, rank, size, std::chrono::ceil<std::chrono::milliseconds>(timeout));
+      },
+      py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), WithoutGil());
+  module.def("make_torch_backend", &unisono::make_torch_backend, py::arg("group"), WithoutGil(),
+             "A unisono.ProcessGroup as a torch.distributed backend.");
+}
