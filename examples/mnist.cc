@@ -121,7 +121,7 @@ int train(int argc, char** argv) {
       optimizer.zero_grad();
       ddp.weight(loss, n).backward();  // gradients of the mean over all samples of all ranks
       optimizer.step(lr * (0.05 + 0.475 * (1 + std::cos(M_PI * step / steps))));
-      seen.index_put_({mine}, 1, /*accumulate=*/true);
+      seen.index_add_(0, mine, at::ones({mine.size(0)}, at::kInt));
       const auto loss_here = loss.item<double>();
       step_s.push_back(example::seconds_now() - step_begin);
       exposed_s.push_back(ddp.last_step().exposed_s);
