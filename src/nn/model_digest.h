@@ -1,0 +1,26 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <unisono/distributed_data_parallel.h>
+#include <unisono/process_group.h>
+
+namespace unisono {
+
+/// What all ranks must agree on before they train together, one line per entry: options, then every parameter and buffer
+/// with its name, shape, dtype, strides and requires_grad, in order.
+std::vector<std::string> describe_model(const std::vector<NamedTensor>& parameters,
+                                        const std::vector<NamedTensor>& buffers,
+                                        const DistributedDataParallelOptions& options);
+
+/// *Collective*. *Blocks*. *Throws* `mismatch` naming the first entry that differs and both sides, the same text on all ranks.
+void require_same_model(const std::vector<std::string>& entries, ProcessGroup& group);
+
+/// SHA-256 over the bits of the tensors, in order.
+std::string digest_of(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers);
+
+/// *Collective*. *Blocks*. Every rank's `text`, in rank order; texts may differ in length.
+std::vector<std::string> gather_texts(const std::string& text, ProcessGroup& group, const char* what);
+
+}  // namespace unisono

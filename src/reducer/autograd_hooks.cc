@@ -1,0 +1,128 @@
+// The only file that touches autograd's internals, which change between torch releases. Written against torch 2.13.
+#include "reducer/autograd_hooks.h"
+
+#include <cstddef>
+
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace unisono {
+namespace {
+
+using torch::autograd::variable_list;
+
+class PreHook : public torch::autograd::FunctionPreHook {
+ public:
+  PreHook(GradientListener& listener, std::size_t index) : listener_(listener), index_(index) {}
+  variable_list operator()(const variable_list& gradients) override {
+    return {listener_.before_accumulate(index_, gradients[0])};
+  }
+
+ private:
+  GradientListener& listener_;
+  std::size_t index_;
+};
+
+class PostHook : public torch::autograd::FunctionPostHook {
+ public:
+  PostHook(GradientListener& listener, std::size_t index) : listener_(listener), index_(index) {}
+  variable_list operator()(const variable_list& outputs, const variable_list&) override {
+    listener_.after_accumulate(index_);
+    return outputs;
+  }
+
+ private:
+  GradientListener& listener_;
+  std::size_t index_;
+};
+
+}  // namespace
+
+struct AutogradHooks::Hooked {
+  c10::intrusive_ptr<torch::autograd::Node> accumulator;
+  torch::autograd::FunctionPreHook* pre = nullptr;
+  std::uintptr_t post = 0;
+};
+
+AutogradHooks::AutogradHooks(const std::vector<at::Tensor>& parameters, GradientListener& listener) {
+  hooked_.reserve(parameters.size());
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    Hooked h;
+    h.accumulator = torch::autograd::impl::grad_accumulator(parameters[i]);
+    auto pre = std::make_unique<PreHook>(listener, i);
+    h.pre = pre.get();
+    h.accumulator->add_pre_hook(std::move(pre));
+    h.post = h.accumulator->add_post_hook(std::make_unique<PostHook>(listener, i));
+    hooked_.push_back(std::move(h));
+  }
+}
+
+AutogradHooks::~AutogradHooks() {
+  for (Hooked& h : hooked_) {
+    h.accumulator->del_post_hook(h.post);
+    std::erase_if(h.accumulator->pre_hooks(), [&](const auto& hook) { return hook.get() == h.pre; });
+  }
+}
+
+bool has_post_accumulate_hook(const at::Tensor& parameter) {
+  return torch::autograd::impl::post_acc_grad_hooks(parameter) != nullptr;
+}
+
+BackwardContext current_backward() {
+  using torch::autograd::GraphTask;
+  const auto* exec_info = torch::autograd::get_current_graph_task_exec_info();
+  if (exec_info == nullptr) return {};
+  // The exported function gives the address of a member of the running GraphTask; the task's depth lies beside it.
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Winvalid-offsetof"
+  const auto* task = reinterpret_cast<const GraphTask*>(reinterpret_cast<const char*>(exec_info) -
+                                                        offsetof(GraphTask, exec_info_));
+#pragma GCC diagnostic pop
+  return {task->reentrant_depth_, torch::autograd::get_current_graph_task_id()};
+}
+
+void at_end_of_backward(std::function<void()> done) {
+  torch::autograd::Engine::get_default_engine().queue_callback(std::move(done));
+}
+
+namespace {
+
+// RecordFunction callbacks are plain function pointers: the watch that a thread waits for is found through this.
+struct Watch {
+  int depth;
+  std::function<void()> reached;
+  at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
+};
+thread_local Watch* active_watch = nullptr;
+
+std::unique_ptr<at::ObserverContext> on_backward_node(const at::RecordFunction&) {
+  Watch* watch = active_watch;
+  if (watch == nullptr || !watch->reached) return nullptr;
+  const int depth = current_backward().depth;
+  if (depth < 0 || depth >= watch->depth) return nullptr;
+  auto reached = std::move(watch->reached);
+  watch->reached = nullptr;
+  reached();
+  return nullptr;
+}
+
+}  // namespace
+
+std::shared_ptr<void> watch_outer_backward(int depth, std::function<void()> reached) {
+  auto* watch = new Watch{depth, std::move(reached)};
+  watch->handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(&on_backward_node).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  active_watch = watch;
+  return std::shared_ptr<void>(watch, [](void* p) {
+    auto* w = static_cast<Watch*>(p);
+    if (active_watch == w) active_watch = nullptr;
+    at::removeCallback(w->handle);
+    delete w;
+  });
+}
+
+}  // namespace unisono
