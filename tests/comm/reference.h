@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include <unisono/dtype.h>
+
+// What collectives must compute, written as plainly as possible and sharing no code with the library: one element at a
+// time, the tree by recursion, the 16-bit formats by arithmetic.
+
+namespace unisono::testing {
+
+using Bytes = std::vector<unsigned char>;
+
+/// Deterministic elements of `dtype`: mostly moderate numbers of both signs, some of them special (NaNs with payloads,
+/// infinities, both zeros, denormals, extremes).
+Bytes make_elements(Dtype dtype, std::size_t count, std::uint64_t seed);
+
+/// The reduction of one buffer per rank. `avg` divides by the number of ranks, sums by `divisor`.
+Bytes reduce_reference(const std::vector<Bytes>& inputs, Dtype dtype, ReduceOp op, double divisor = 1);
+
+/// The balanced-tree sum of control record entries.
+double tree_sum(const std::vector<double>& values);
+
+float widen_f16(std::uint16_t h);
+std::uint16_t narrow_f16(float value);
+float widen_bf16(std::uint16_t h);
+std::uint16_t narrow_bf16(float value);
+
+inline const std::vector<Dtype> kDtypes = {Dtype::f32, Dtype::f64, Dtype::f16, Dtype::bf16,   Dtype::i8,
+                                           Dtype::u8,  Dtype::i32, Dtype::i64, Dtype::boolean};
+inline const std::vector<ReduceOp> kOps = {ReduceOp::sum,     ReduceOp::avg,     ReduceOp::min,    ReduceOp::max,
+                                           ReduceOp::product, ReduceOp::bit_and, ReduceOp::bit_or, ReduceOp::bit_xor};
+
+}  // namespace unisono::testing
