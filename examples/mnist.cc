@@ -5,6 +5,7 @@
 // Shows how to share out a data set exactly: every digit is seen once an epoch whatever the number of ranks, none twice,
 // none left out, and the gradient is the mean over the samples, not over the ranks (the last batch is uneven).
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <iterator>
@@ -102,6 +103,7 @@ int train(int argc, char** argv) {
                 .add("seed", seed).add("threads", at::get_num_threads()));
 
   const int whole_batch = batch * world, steps = epochs * ((kTrain + whole_batch - 1) / whole_batch);
+  const int trace_from = 3, trace_to = std::min(8, steps);
   at::Tensor seen = at::zeros({kTrain}, at::kInt);  // how often this rank saw each digit
   std::vector<double> step_s, exposed_s;
   double held_out = 0;
@@ -111,6 +113,7 @@ int train(int argc, char** argv) {
     auto shuffle = at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(seed * 1000 + epoch));
     const at::Tensor order = at::randperm(kTrain, shuffle, at::kLong);  // the same on every rank
     for (const auto& together : order.split(whole_batch)) {
+      if (step == trace_from) ddp.core().set_tracing(true);
       const double step_begin = example::seconds_now();
       const at::Tensor mine = share(together, rank, world);
       const auto n = static_cast<double>(mine.size(0));  // may be 0 in the last batch
@@ -125,14 +128,13 @@ int train(int argc, char** argv) {
       const auto loss_here = loss.item<double>();
       step_s.push_back(example::seconds_now() - step_begin);
       exposed_s.push_back(ddp.last_step().exposed_s);
-      if (epoch == 0 && step == 2) ddp.core().set_tracing(true);
-      if (epoch == 0 && step == 7) {
+      if (++step == trace_to) {
         ddp.core().set_tracing(false);
         run.write_trace(ddp.core().take_trace());
       }
-      run.write(example::Json().add("kind", "step").add("step", step).add("loss", loss_here)
+      run.write(example::Json().add("kind", "step").add("step", step - 1).add("loss", loss_here)
                     .add("step_ms", step_s.back() * 1e3).add("exposed_ms", exposed_s.back() * 1e3));
-      progress.show(example::format("epoch %d/%d  step %d/%d  loss %.3f  exposed %.2f ms (%.1f%%)", epoch + 1, epochs, ++step,
+      progress.show(example::format("epoch %d/%d  step %d/%d  loss %.3f  exposed %.2f ms (%.1f%%)", epoch + 1, epochs, step,
                                     steps, loss_here, exposed_s.back() * 1e3, 100 * exposed_s.back() / step_s.back()));
     }
     held_out = accuracy(net, digits, *group);
