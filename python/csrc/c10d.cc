@@ -18,7 +18,7 @@ void bind_c10d(pybind11::module_& module) {
   py::class_<unisono::Store, std::shared_ptr<unisono::Store>>(module, "Store");
   module.def("make_store", &unisono::make_store, py::arg("store"),
              "A torch.distributed store as a rendezvous store of unisono.");
-  module.def("make_c10d_group", &unisono::make_c10d_group, py::arg("group"), WithoutGil(),
+  module.def("from_torch", &unisono::make_c10d_group, py::arg("group"), WithoutGil(),
              "A torch.distributed.ProcessGroup as a unisono.ProcessGroup.");
   // The arguments are those that torch.distributed.Backend.register_backend's creator receives, in its order.
   module.def(

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <unisono/dtype.h>
+
+#include "comm/torch_backend/torch_work.h"
+
+namespace c10d {
+struct ReduceOp;
+}
+
+namespace unisono {
+
+/// A dense CPU tensor that a call can read or write directly.
+/// *Throws* `invalid_argument` naming `operation` for tensors on another device and sparse ones.
+void check_dense_cpu(const at::Tensor& tensor, const char* operation);
+
+/// The tensor itself when its elements lie in order, else a copy of it that does.
+at::Tensor contiguous_input(const at::Tensor& tensor, const char* operation);
+
+/// The tensor itself when its elements lie in order, else memory that is copied to it when the call ends. `read` says whether
+/// the call also reads it.
+at::Tensor contiguous_output(TorchWork::Call& call, const at::Tensor& tensor, const char* operation, bool read);
+
+/// One flat output that is cut and copied to `tensors` when the call ends; all must have `like`'s size and dtype.
+at::Tensor flat_output(TorchWork::Call& call, const std::vector<at::Tensor>& tensors, const at::Tensor& like,
+                       const char* operation);
+/// All tensors one after the other; all must have `like`'s size and dtype.
+at::Tensor flat_input(const std::vector<at::Tensor>& tensors, const at::Tensor& like, const char* operation);
+
+/// The only tensor of a list; c10d passes lists for several devices per process, which are no more.
+const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* operation);
+
+/// *Throws* `invalid_argument` for PREMUL_SUM and for complex numbers with anything but sum and average.
+ReduceOp reduce_op_of(const c10d::ReduceOp& op, const at::Tensor& tensor, const char* operation);
+
+}  // namespace unisono

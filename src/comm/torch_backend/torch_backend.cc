@@ -1,0 +1,270 @@
+#include "comm/torch_backend/torch_backend.h"
+
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+
+#include <unisono/error.h>
+
+#include "comm/c10d/tensors.h"
+#include "comm/torch_backend/staging.h"
+
+namespace unisono {
+namespace {
+
+AllReduceOptions reduction(ReduceOp op, std::chrono::nanoseconds timeout) {
+  AllReduceOptions out;
+  out.op = op;
+  out.timeout = timeout;
+  return out;
+}
+
+CallOptions within(std::chrono::nanoseconds timeout) {
+  CallOptions out;
+  out.timeout = timeout;
+  return out;
+}
+
+void check_pairs(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs, const char* operation) {
+  if (outputs.size() != inputs.size())
+    throw Error(ErrorCode::invalid_argument, std::string("unisono ") + operation + ": " + std::to_string(outputs.size()) +
+                                                 " outputs and " + std::to_string(inputs.size()) + " inputs; they go in pairs");
+}
+
+void check_count(const std::vector<at::Tensor>& list, int size, const char* operation) {
+  if (list.size() != static_cast<std::size_t>(size))
+    throw Error(ErrorCode::invalid_argument, std::string("unisono ") + operation + ": the list has " +
+                                                 std::to_string(list.size()) + " tensors, the group " + std::to_string(size) +
+                                                 " ranks; give one tensor per rank");
+}
+
+// c10d passes a list of lists, one per device of the process; there is one.
+const std::vector<at::Tensor>& only_list(const std::vector<std::vector<at::Tensor>>& lists, int size, const char* operation) {
+  if (lists.size() != 1)
+    throw Error(ErrorCode::invalid_argument, std::string("unisono ") + operation + ": takes one list of tensors per process, got " +
+                                                 std::to_string(lists.size()));
+  check_count(lists[0], size, operation);
+  return lists[0];
+}
+
+void check_equal_splits(const std::vector<int64_t>& splits, const char* operation) {
+  for (const auto split : splits)
+    if (split != splits.front())
+      throw Error(ErrorCode::invalid_argument,
+                  std::string("unisono ") + operation + ": blocks of different sizes are not supported yet; pad them to one size");
+}
+
+}  // namespace
+
+TorchBackend::TorchBackend(std::shared_ptr<ProcessGroup> group)
+    : c10d::Backend(group->rank(), group->size()), group_(std::move(group)), futures_(std::make_shared<FutureThread>()),
+      options_(c10::make_intrusive<Options>("unisono", std::chrono::duration_cast<std::chrono::milliseconds>(group_->timeout()))) {}
+
+void TorchBackend::setTimeout(std::chrono::milliseconds timeout) {
+  options_->timeout = timeout;
+  timeout_ms_ = timeout.count();
+}
+
+void TorchBackend::abort() {
+  group_->abort(Error(ErrorCode::peer_lost, "rank " + std::to_string(rank_) + " aborted the group through torch.distributed"));
+}
+
+std::chrono::nanoseconds TorchBackend::timeout_of(std::chrono::milliseconds given) const {
+  return given.count() > 0 ? given : std::chrono::milliseconds(timeout_ms_);
+}
+
+TorchBackend::WorkPtr TorchBackend::start(c10d::OpType type, TorchWork::Call call) {
+  ++calls_;
+  return c10::make_intrusive<TorchWork>(rank_, type, std::move(call), futures_);
+}
+
+void TorchBackend::add_all_reduce(TorchWork::Call& call, const at::Tensor& tensor, const AllReduceOptions& options) {
+  const at::Tensor data = contiguous_output(call, tensor, "all_reduce", true);
+  call.parts.push_back(group_->all_reduce(buffer_of(data, "all_reduce"), options));
+  call.outputs.push_back(tensor);
+}
+
+TorchBackend::WorkPtr TorchBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  const at::Tensor& tensor = only(tensors, "all_reduce");
+  TorchWork::Call call;
+  add_all_reduce(call, tensor, reduction(reduce_op_of(options.reduceOp, tensor, "all_reduce"), timeout_of(options.timeout)));
+  return start(c10d::OpType::ALLREDUCE, std::move(call));
+}
+
+TorchBackend::WorkPtr TorchBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  TorchWork::Call call;
+  for (const auto& tensor : tensors)
+    add_all_reduce(call, tensor, reduction(reduce_op_of(options.reduceOp, tensor, "all_reduce"), timeout_of(options.timeout)));
+  return start(c10d::OpType::ALLREDUCE_COALESCED, std::move(call));
+}
+
+TorchBackend::WorkPtr TorchBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  const at::Tensor& tensor = only(tensors, "broadcast");
+  TorchWork::Call call;
+  const at::Tensor data = contiguous_output(call, tensor, "broadcast", options.rootRank == rank_);
+  call.parts.push_back(group_->broadcast(buffer_of(data, "broadcast"), static_cast<int>(options.rootRank),
+                                         within(timeout_of(options.timeout))));
+  call.outputs = {tensor};
+  return start(c10d::OpType::BROADCAST, std::move(call));
+}
+
+// Only the root's tensor may change, so the others reduce a copy.
+TorchBackend::WorkPtr TorchBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  const at::Tensor& tensor = only(tensors, "reduce");
+  check_dense_cpu(tensor, "reduce");
+  const at::NoGradGuard no_grad;
+  TorchWork::Call call;
+  const auto op = reduction(reduce_op_of(options.reduceOp, tensor, "reduce"), timeout_of(options.timeout));
+  add_all_reduce(call, options.rootRank == rank_ ? tensor : tensor.detach().clone(at::MemoryFormat::Contiguous), op);
+  call.outputs = {tensor};
+  return start(c10d::OpType::REDUCE, std::move(call));
+}
+
+TorchBackend::WorkPtr TorchBackend::barrier(const c10d::BarrierOptions& options) {
+  TorchWork::Call call;
+  call.parts.push_back(group_->barrier(within(timeout_of(options.timeout))));
+  return start(c10d::OpType::BARRIER, std::move(call));
+}
+
+void TorchBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool /*wait_all_ranks*/) {
+  barrier(options)->wait();
+}
+
+void TorchBackend::add_all_gather(TorchWork::Call& call, const at::Tensor& out, const at::Tensor& in,
+                                  std::chrono::milliseconds timeout) {
+  const at::Tensor from = contiguous_input(in, "all_gather");
+  const at::Tensor to = contiguous_output(call, out, "all_gather", false);
+  call.parts.push_back(
+      group_->all_gather(buffer_of(to, "all_gather"), buffer_of(from, "all_gather"), within(timeout_of(timeout))));
+  call.outputs.push_back(out);
+}
+
+TorchBackend::WorkPtr TorchBackend::allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                              const c10d::AllgatherOptions& options) {
+  const at::Tensor& input = only(inputs, "all_gather");
+  check_dense_cpu(input, "all_gather");
+  TorchWork::Call call;
+  const at::Tensor flat = flat_output(call, only_list(outputs, size_, "all_gather"), input, "all_gather");
+  add_all_gather(call, flat, input, options.timeout);
+  call.outputs = outputs[0];
+  return start(c10d::OpType::ALLGATHER, std::move(call));
+}
+
+TorchBackend::WorkPtr TorchBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                                    const c10d::AllgatherOptions& options) {
+  TorchWork::Call call;
+  add_all_gather(call, output, input, options.timeout);
+  return start(c10d::OpType::_ALLGATHER_BASE, std::move(call));
+}
+
+TorchBackend::WorkPtr TorchBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                    const c10d::AllgatherOptions& options) {
+  check_pairs(outputs, inputs, "all_gather");
+  TorchWork::Call call;
+  for (std::size_t i = 0; i < outputs.size(); ++i) add_all_gather(call, outputs[i], inputs[i], options.timeout);
+  return start(c10d::OpType::COALESCED, std::move(call));
+}
+
+// All ranks gather, because the contract has no call in which only the root receives; the others drop it.
+TorchBackend::WorkPtr TorchBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+  const at::Tensor& input = only(inputs, "gather");
+  check_dense_cpu(input, "gather");
+  const bool root = options.rootRank == rank_;
+  TorchWork::Call call;
+  at::Tensor flat;
+  if (root) {
+    flat = flat_output(call, only_list(outputs, size_, "gather"), input, "gather");
+  } else {
+    flat = at::empty({input.numel() * size_}, input.options());
+  }
+  add_all_gather(call, flat, input, options.timeout);
+  call.outputs = root ? outputs[0] : Tensors{};
+  return start(c10d::OpType::GATHER, std::move(call));
+}
+
+void TorchBackend::add_reduce_scatter(TorchWork::Call& call, const at::Tensor& out, const at::Tensor& in,
+                                      const AllReduceOptions& options) {
+  const at::Tensor from = contiguous_input(in, "reduce_scatter");
+  const at::Tensor to = contiguous_output(call, out, "reduce_scatter", false);
+  call.parts.push_back(
+      group_->reduce_scatter(buffer_of(to, "reduce_scatter"), buffer_of(from, "reduce_scatter"), options));
+  call.outputs.push_back(out);
+}
+
+TorchBackend::WorkPtr TorchBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                                   const c10d::ReduceScatterOptions& options) {
+  const at::Tensor& output = only(outputs, "reduce_scatter");
+  check_dense_cpu(output, "reduce_scatter");
+  TorchWork::Call call;
+  add_reduce_scatter(call, output, flat_input(only_list(inputs, size_, "reduce_scatter"), output, "reduce_scatter"),
+                     reduction(reduce_op_of(options.reduceOp, output, "reduce_scatter"), timeout_of(options.timeout)));
+  return start(c10d::OpType::REDUCE_SCATTER, std::move(call));
+}
+
+TorchBackend::WorkPtr TorchBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                         const c10d::ReduceScatterOptions& options) {
+  TorchWork::Call call;
+  add_reduce_scatter(call, output, input,
+                     reduction(reduce_op_of(options.reduceOp, output, "reduce_scatter"), timeout_of(options.timeout)));
+  return start(c10d::OpType::_REDUCE_SCATTER_BASE, std::move(call));
+}
+
+TorchBackend::WorkPtr TorchBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                                    const c10d::ReduceScatterOptions& options) {
+  check_pairs(outputs, inputs, "reduce_scatter");
+  TorchWork::Call call;
+  for (std::size_t i = 0; i < outputs.size(); ++i)
+    add_reduce_scatter(call, outputs[i], inputs[i],
+                       reduction(reduce_op_of(options.reduceOp, outputs[i], "reduce_scatter"), timeout_of(options.timeout)));
+  return start(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, std::move(call));
+}
+
+// The root's blocks go to everybody as one flat buffer, and each rank keeps its own.
+TorchBackend::WorkPtr TorchBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
+  const at::Tensor& output = only(outputs, "scatter");
+  check_dense_cpu(output, "scatter");
+  at::Tensor flat;
+  if (options.rootRank == rank_) {
+    flat = flat_input(only_list(inputs, size_, "scatter"), output, "scatter");
+  } else {
+    flat = at::empty({output.numel() * size_}, output.options());
+  }
+  TorchWork::Call call;
+  call.parts.push_back(group_->broadcast(buffer_of(flat, "scatter"), static_cast<int>(options.rootRank),
+                                         within(timeout_of(options.timeout))));
+  call.finish = [output, flat, rank = rank_] {
+    const at::NoGradGuard no_grad;
+    output.detach().copy_(flat.narrow(0, rank * output.numel(), output.numel()).view(output.sizes()));
+  };
+  call.outputs = {output};
+  return start(c10d::OpType::SCATTER, std::move(call));
+}
+
+TorchBackend::WorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                                                  std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
+  check_equal_splits(output_splits, "all_to_all");
+  check_equal_splits(input_splits, "all_to_all");
+  TorchWork::Call call;
+  const at::Tensor from = contiguous_input(input, "all_to_all");
+  const at::Tensor to = contiguous_output(call, output, "all_to_all", false);
+  call.parts.push_back(
+      group_->all_to_all(buffer_of(to, "all_to_all"), buffer_of(from, "all_to_all"), within(timeout_of(options.timeout))));
+  call.outputs = {output};
+  return start(c10d::OpType::ALLTOALL_BASE, std::move(call));
+}
+
+TorchBackend::WorkPtr TorchBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  check_count(outputs, size_, "all_to_all");
+  check_count(inputs, size_, "all_to_all");
+  check_dense_cpu(inputs[0], "all_to_all");
+  TorchWork::Call call;
+  const at::Tensor to = flat_output(call, outputs, inputs[0], "all_to_all");
+  const at::Tensor from = flat_input(inputs, inputs[0], "all_to_all");
+  call.parts.push_back(
+      group_->all_to_all(buffer_of(to, "all_to_all"), buffer_of(from, "all_to_all"), within(timeout_of(options.timeout))));
+  call.outputs = outputs;
+  return start(c10d::OpType::ALLTOALL, std::move(call));
+}
+
+}  // namespace unisono

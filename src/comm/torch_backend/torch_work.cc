@@ -1,0 +1,111 @@
+#include "comm/torch_backend/torch_work.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/core/ivalue_inl.h>
+
+#include <unisono/error.h>
+
+namespace unisono {
+
+TorchWork::TorchWork(int rank, c10d::OpType type, Call call, std::weak_ptr<FutureThread> thread)
+    : c10d::Work(rank, type), parts_(std::move(call.parts)), outputs_(std::move(call.outputs)),
+      finish_(std::move(call.finish)), thread_(std::move(thread)) {}
+
+bool TorchWork::isCompleted() {
+  if (!std::all_of(parts_.begin(), parts_.end(), [](unisono::Work& part) { return part.poll(); })) return false;
+  settle();
+  return true;
+}
+
+bool TorchWork::isSuccess() const {
+  const std::lock_guard lock(mutex_);
+  return completed_ && !exception_;
+}
+
+std::exception_ptr TorchWork::exception() const {
+  const std::lock_guard lock(mutex_);
+  return exception_;
+}
+
+std::vector<at::Tensor> TorchWork::result() { return outputs_; }
+
+void TorchWork::drive() noexcept {
+  for (auto& part : parts_) {
+    try {
+      part.wait();
+    } catch (...) {  // kept by the part; settle() reads it there
+    }
+  }
+  settle();
+}
+
+bool TorchWork::wait(std::chrono::milliseconds timeout) {
+  if (timeout <= kNoTimeout) {
+    drive();
+  } else {
+    getFuture();  // lets the future thread do the waiting, so that this one can stop waiting earlier
+    std::unique_lock lock(mutex_);
+    if (!cv_.wait_for(lock, timeout, [this] { return completed_; }))
+      throw Error(ErrorCode::timeout, "unisono: rank " + std::to_string(rank_) + " waited " + std::to_string(timeout.count()) +
+                                          " ms for " + c10d::opTypeToString(opType_) +
+                                          ", which has not ended. It goes on; wait again, or give the call a longer timeout.");
+  }
+  if (auto error = exception()) std::rethrow_exception(error);
+  return true;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> TorchWork::getFuture() {
+  bool ended = false;
+  {
+    const std::lock_guard lock(mutex_);
+    if (future_) return future_;
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    ended = completed_;
+  }
+  if (ended) {
+    complete_future();
+  } else if (auto thread = thread_.lock()) {
+    thread->watch(c10::intrusive_ptr<TorchWork>::unsafe_reclaim_from_nonowning(this));
+  } else {
+    drive();  // the backend is gone, and its thread with it
+  }
+  const std::lock_guard lock(mutex_);
+  return future_;
+}
+
+// The waiter, a poller and the future thread may all come here; one of them does it, the others wait for that.
+void TorchWork::settle() {
+  std::call_once(settled_once_, [this] {
+    std::exception_ptr error;
+    for (auto& part : parts_)
+      if (!error) error = part.error();
+    try {
+      if (!error && finish_) finish_();
+    } catch (...) {
+      error = std::current_exception();
+    }
+    finish_ = nullptr;
+    finish(error);
+  });
+  complete_future();
+}
+
+void TorchWork::complete_future() {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  std::exception_ptr error;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!completed_ || !future_ || std::exchange(future_completed_, true)) return;
+    future = future_;
+    error = exception_;
+  }
+  if (error) {
+    future->setError(error);
+  } else {
+    future->markCompleted(c10::IValue(outputs_));
+  }
+}
+
+}  // namespace unisono

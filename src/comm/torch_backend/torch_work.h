@@ -1,0 +1,52 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <unisono/work.h>
+
+#include "comm/torch_backend/future_thread.h"
+
+namespace unisono {
+
+/// One or more unisono calls as one c10d Work. Whoever waits does the work in the calling thread; only when somebody asks
+/// for the future does a thread of the backend wait in its place, because futures are waited for without polling.
+class TorchWork final : public c10d::Work {
+ public:
+  struct Call {
+    std::vector<unisono::Work> parts;
+    std::vector<at::Tensor> outputs;        ///< the future's value
+    std::function<void()> finish = nullptr;  ///< copies results to where the caller wants them
+  };
+
+  TorchWork(int rank, c10d::OpType type, Call call, std::weak_ptr<FutureThread> thread);
+
+  bool isCompleted() override;
+  bool isSuccess() const override;
+  std::exception_ptr exception() const override;
+  std::vector<at::Tensor> result() override;
+  void synchronize() override {}
+  bool wait(std::chrono::milliseconds timeout) override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+
+  /// Waits for all parts and settles; never throws. Called by the future thread.
+  void drive() noexcept;
+
+ private:
+  void settle();
+  void complete_future();
+
+  std::vector<unisono::Work> parts_;
+  std::vector<at::Tensor> outputs_;
+  std::function<void()> finish_;
+  std::weak_ptr<FutureThread> thread_;
+  std::once_flag settled_once_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // both guarded by mutex_
+  bool future_completed_ = false;
+};
+
+}  // namespace unisono
