@@ -1,0 +1,247 @@
+#include "comm/shm/bootstrap.h"
+
+#include <algorithm>
+#include <new>
+#include <optional>
+#include <sstream>
+
+#include "base/clock.h"
+#include "comm/shm/cause.h"
+#include "comm/shm/event.h"
+#include "comm/shm/layout.h"
+#include "comm/shm/peers.h"
+#include "comm/shm/room.h"
+
+namespace unisono::shm {
+namespace {
+
+// Each rank *claims* its number by counting up `claim/RANK`; the n-th claimant of a rank writes a *card* to `card/RANK/n`: who it
+// is and where its memory lies, or why it cannot start. A store may hold cards of an earlier run that was killed: cards of
+// processes that have ended are passed over. Two living claimants of a rank are an error; the later one writes it on its card,
+// and everybody who still waits reads it there.
+
+constexpr std::chrono::milliseconds kSlice{50};
+
+struct Card {
+  std::string failure;  ///< empty: ready
+  int size = 0;
+  ProcessIdentity process;
+  std::int64_t written_ns = 0;  ///< host clock
+  int control_fd = -1;
+  int staging_fd = -1;
+  // Addresses of std::shared_ptr<Mapping>, for ranks that are threads of one process; they live until all have attached.
+  std::uintptr_t control = 0;
+  std::uintptr_t staging = 0;
+};
+
+std::string write(const Card& c) {
+  std::ostringstream out;
+  out << c.process.to_string() << '\n'
+      << c.size << ' ' << c.written_ns << ' ' << c.control_fd << ' ' << c.staging_fd << ' ' << c.control << ' ' << c.staging
+      << '\n'
+      << c.failure;
+  return out.str();
+}
+
+Card read(const std::string& text) {
+  std::istringstream in(text);
+  std::string line;
+  std::getline(in, line);
+  Card c;
+  c.process = ProcessIdentity::parse(line);
+  in >> c.size >> c.written_ns >> c.control_fd >> c.staging_fd >> c.control >> c.staging;
+  in.ignore();
+  std::getline(in, c.failure);
+  return c;
+}
+
+class Bootstrap {
+ public:
+  explicit Bootstrap(const GroupOptions& options)
+      : options_(options),
+        started_ns_(now_ns()),
+        deadline_ns_(started_ns_ + options.start_timeout.count()),
+        cards_(static_cast<std::size_t>(options.size)) {}
+
+  Attachment run() {
+    const std::int64_t number = options_.store->add(key("claim", options_.rank), 1);
+    mine_.size = options_.size;
+    mine_.process = ProcessIdentity::self();
+    mine_.written_ns = now_ns();
+    try {
+      refuse_second_claim(number);
+      make_own_memory();
+    } catch (const Error& e) {
+      mine_.failure = e.what();
+      options_.store->set(key("card", options_.rank, number), write(mine_));
+      throw;
+    }
+    options_.store->set(key("card", options_.rank, number), write(mine_));
+    gather_cards();
+    return map_all();
+  }
+
+ private:
+  std::string key(const char* what, int rank, std::int64_t number = 0) const {
+    std::string text = options_.prefix + "/shm/" + what + "/" + std::to_string(rank);
+    return number > 0 ? text + "/" + std::to_string(number) : text;
+  }
+  std::string here() const {
+    return "unisono shm group, rank " + std::to_string(options_.rank) + " of " + std::to_string(options_.size) + ", start: ";
+  }
+
+  std::optional<Card> card(int rank, std::int64_t number, std::chrono::nanoseconds patience) {
+    const auto text = options_.store->get(key("card", rank, number), patience);
+    return text ? std::optional<Card>(read(*text)) : std::nullopt;
+  }
+
+  void refuse_second_claim(std::int64_t number) {
+    for (std::int64_t before = 1; before < number; ++before) {
+      const auto other = card(options_.rank, before, kSlice);
+      if (!other || !other->failure.empty() || !other->process.alive()) continue;
+      throw Error(ErrorCode::invalid_argument,
+                  here() + "rank " + std::to_string(options_.rank) + " is claimed by " + other->process.shown() + " and by " +
+                      mine_.process.shown() +
+                      ". Every process needs its own rank, and every group on one store its own prefix ('" +
+                      options_.prefix + "')");
+    }
+  }
+
+  void make_own_memory() {
+    const Room room = room_of_process();
+    const std::uint64_t needed = std::max<std::uint64_t>(ControlSegment::bytes(options_.size), kStagingBytes);
+    if (needed > room.bytes) {
+      throw Error(ErrorCode::invalid_argument, here() + "a rank needs files of " + std::to_string(needed) + " bytes and " +
+                                                   room.limit + " leaves " + std::to_string(room.bytes));
+    }
+    if (options_.rank == 0) {
+      control_ = Mapping::create(ControlSegment::bytes(options_.size));
+      if (!control_->reserve()) throw Error(ErrorCode::invalid_argument, here() + "no memory is left for the control segment");
+      auto* head = new (control_->data()) SegmentHead();
+      head->size = static_cast<std::uint32_t>(options_.size);
+      head->magic = kMagic;
+      mine_.control_fd = control_->fd();
+      mine_.control = reinterpret_cast<std::uintptr_t>(&control_);
+    }
+    staging_ = Mapping::create(kStagingBytes);
+    mine_.staging_fd = staging_->fd();
+    mine_.staging = reinterpret_cast<std::uintptr_t>(&staging_);
+  }
+
+  // Looks at the cards of `rank`, waiting at most `patience` for one that is not there yet. Throws when one tells of a failure.
+  void look_for(int rank, std::chrono::nanoseconds patience) {
+    auto& found = cards_[static_cast<std::size_t>(rank)];
+    const std::int64_t claims = options_.store->add(key("claim", rank), 0);
+    for (std::int64_t n = 1; n <= std::max<std::int64_t>(claims, 1); ++n) {
+      const bool last = n >= claims;
+      const auto c = card(rank, n, last && !found ? patience : std::chrono::milliseconds(1));
+      if (!c) continue;
+      const bool alive = c->process.alive();
+      if (!c->failure.empty() && (alive || c->written_ns >= started_ns_)) {
+        throw Error(ErrorCode::invalid_argument, here() + "rank " + std::to_string(rank) + ", " + c->process.shown() +
+                                                     ", cannot start: " + c->failure);
+      }
+      if (!alive || !c->failure.empty() || found) continue;
+      check_neighbour(rank, *c);
+      found = c;
+    }
+  }
+
+  void check_neighbour(int rank, const Card& c) const {
+    const std::string who = "rank " + std::to_string(rank) + ", " + c.process.shown() + ", ";
+    if (c.process.place != mine_.process.place) {
+      throw Error(ErrorCode::invalid_argument,
+                  here() + who + "runs on another host or in another pid namespace than " + mine_.process.shown() +
+                      "; shared memory serves ranks of one host only");
+    }
+    if (c.size != options_.size) {
+      throw Error(ErrorCode::invalid_argument, here() + who + "says there are " + std::to_string(c.size) + " ranks, and this rank says " +
+                                                   std::to_string(options_.size));
+    }
+  }
+
+  void gather_cards() {
+    std::vector<int> missing;
+    do {
+      missing.clear();
+      for (int r = 0; r < options_.size; ++r) {
+        look_for(r, missing.empty() ? kSlice : std::chrono::milliseconds(1));
+        if (!cards_[static_cast<std::size_t>(r)]) missing.push_back(r);
+      }
+      if (!missing.empty() && now_ns() > deadline_ns_) fail_missing(missing, "missing");
+    } while (!missing.empty());
+  }
+
+  [[noreturn]] void fail_missing(const std::vector<int>& ranks, const char* word) const {
+    std::string list;
+    for (const int r : ranks) list += (list.empty() ? "" : ", ") + std::to_string(r);
+    throw Error(ErrorCode::timeout, here() + word + (ranks.size() == 1 ? " rank " : " ranks ") + list + " after " +
+                                        std::to_string(options_.start_timeout.count() / 1'000'000) +
+                                        " ms. Was every rank started, with the same store and prefix ('" + options_.prefix + "')?");
+  }
+
+  std::shared_ptr<Mapping> map_one(const Card& c, std::uintptr_t address, int fd, std::size_t bytes) const {
+    if (c.process == mine_.process) return *reinterpret_cast<std::shared_ptr<Mapping>*>(address);
+    return Mapping::open(c.process, fd, bytes);
+  }
+
+  Attachment map_all() {
+    Attachment out;
+    const Card& zero = *cards_[0];
+    out.control = map_one(zero, zero.control, zero.control_fd, ControlSegment::bytes(options_.size));
+    auto& head = ControlSegment(out.control->data(), options_.size).head();
+    if (head.magic != kMagic || head.size != static_cast<std::uint32_t>(options_.size)) {
+      throw Error(ErrorCode::internal, here() + "the memory of rank 0, " + zero.process.shown() + ", is not a control segment");
+    }
+    try {
+      for (const auto& c : cards_) {
+        out.staging.push_back(map_one(*c, c->staging, c->staging_fd, kStagingBytes));
+        out.processes.push_back(c->process);
+      }
+      await_all(head, out.processes);
+    } catch (const Error& e) {
+      const Cause cause = publish_cause(head.cause, {e, 0});
+      wake_all(head.event);
+      throw Error(cause.error);
+    }
+    if (options_.rank == 0) out.control->close_descriptor();
+    return out;
+  }
+
+  void await_all(SegmentHead& head, const std::vector<ProcessIdentity>& processes) {
+    Peers peers(options_.rank, processes);
+    head.attached.fetch_add(1);
+    wake_all(head.event);
+    while (head.attached.load() < static_cast<std::uint32_t>(options_.size)) {
+      if (const auto cause = read_cause(head.cause)) throw Error(cause->error);
+      const std::uint64_t dead = peers.dead();
+      for (int r = 0; r < options_.size; ++r) {
+        if (dead >> r & 1) {
+          throw Error(ErrorCode::peer_lost, here() + "rank " + std::to_string(r) + ", " + processes[static_cast<std::size_t>(r)].shown() +
+                                                ", died while the ranks were starting");
+        }
+        look_for(r, std::chrono::milliseconds(0));
+      }
+      if (now_ns() > deadline_ns_) {
+        throw Error(ErrorCode::timeout, here() + "only " + std::to_string(head.attached.load()) + " of " +
+                                            std::to_string(options_.size) + " ranks have mapped each other's memory in time");
+      }
+      Sleeper sleeper(head.event);
+      if (head.attached.load() < static_cast<std::uint32_t>(options_.size)) sleeper.sleep(std::chrono::nanoseconds(kSlice).count());
+    }
+  }
+
+  const GroupOptions& options_;
+  const std::int64_t started_ns_;
+  const std::int64_t deadline_ns_;
+  Card mine_;
+  std::shared_ptr<Mapping> control_;
+  std::shared_ptr<Mapping> staging_;
+  std::vector<std::optional<Card>> cards_;
+};
+
+}  // namespace
+
+Attachment attach(const GroupOptions& options) { return Bootstrap(options).run(); }
+
+}  // namespace unisono::shm

@@ -1,0 +1,101 @@
+#include "comm/shm/mapping.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include <unisono/error.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace unisono::shm {
+namespace {
+
+std::byte* map_shared(int fd, std::size_t bytes) {
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  return data == MAP_FAILED ? nullptr : static_cast<std::byte*>(data);
+}
+
+[[noreturn]] void fail(const std::string& what, int error) {
+  throw Error(ErrorCode::internal, "shared memory: " + what + ": " + std::strerror(error));
+}
+
+}  // namespace
+
+std::shared_ptr<Mapping> Mapping::create(std::size_t bytes) {
+  bytes = std::max<std::size_t>(bytes, 1);
+  const int fd = memfd_create("unisono", MFD_CLOEXEC);
+  if (fd < 0) fail("memfd_create", errno);
+  if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+    const int error = errno;
+    close(fd);
+    fail("ftruncate to " + std::to_string(bytes) + " bytes", error);
+  }
+  std::byte* data = map_shared(fd, bytes);
+  if (data == nullptr) {
+    const int error = errno;
+    close(fd);
+    fail("mapping " + std::to_string(bytes) + " bytes", error);
+  }
+  return std::shared_ptr<Mapping>(new Mapping(data, bytes, fd));
+}
+
+std::shared_ptr<Mapping> Mapping::open(const ProcessIdentity& process, int fd, std::size_t bytes) {
+  bytes = std::max<std::size_t>(bytes, 1);
+  const std::string path = "/proc/" + std::to_string(process.pid) + "/fd/" + std::to_string(fd);
+  const int opened = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (opened < 0) {
+    const int error = errno;
+    const char* hint = error == EACCES || error == EPERM
+                           ? " (is that process of another user, or made non-dumpable? All ranks must run as one user)"
+                           : "";
+    fail("opening the memory of " + process.shown() + " through " + path + hint, error);
+  }
+  std::byte* data = map_shared(opened, bytes);
+  const int error = errno;
+  close(opened);
+  if (data == nullptr) fail("mapping " + std::to_string(bytes) + " bytes of " + process.shown(), error);
+  return std::shared_ptr<Mapping>(new Mapping(data, bytes, -1));
+}
+
+Mapping::~Mapping() {
+  munmap(data_, bytes_);
+  close_descriptor();
+}
+
+bool Mapping::reserve() {
+  int result = 0;
+  do {
+    result = fallocate(fd_, 0, 0, static_cast<off_t>(bytes_));
+  } while (result != 0 && errno == EINTR);
+  return result == 0;
+}
+
+void Mapping::populate() { madvise(data_, bytes_, MADV_POPULATE_WRITE); }
+
+void Mapping::close_descriptor() {
+  if (fd_ >= 0) close(fd_);
+  fd_ = -1;
+}
+
+void Mapping::give_back() { madvise(data_, bytes_, MADV_REMOVE); }
+
+bool Mapping::take_private() {
+  void* fresh = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (fresh == MAP_FAILED) return false;
+  std::memcpy(fresh, data_, bytes_);
+  if (mremap(fresh, bytes_, bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, data_) == MAP_FAILED) {
+    munmap(fresh, bytes_);
+    return false;
+  }
+  return true;
+}
+
+}  // namespace unisono::shm
