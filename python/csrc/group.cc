@@ -26,7 +26,7 @@ Buffer buffer_of(const at::Tensor& tensor, const char* what) {
   if (!tensor.is_contiguous())
     throw Error(ErrorCode::invalid_argument, std::string(what) + " must be contiguous; call .contiguous() first");
   const WireType wire = wire_type(tensor.scalar_type(), what);
-  return {tensor.data_ptr(), static_cast<std::size_t>(tensor.numel() * wire.parts), wire.dtype, device_of(tensor),
+  return {tensor.data_ptr(), static_cast<std::size_t>(tensor.numel() * wire.parts), wire.dtype, place_of(tensor),
           std::make_shared<at::Tensor>(tensor)};
 }
 

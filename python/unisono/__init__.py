@@ -41,9 +41,7 @@ def _register_with_torch() -> None:
 
     if not dist.is_available() or "unisono" in dist.Backend.backend_list:
         return
-    from unisono.torch_backend import create_backend
-
-    dist.Backend.register_backend("unisono", create_backend, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend("unisono", _C.create_torch_backend, devices=["cpu"])
 
 
 _register_with_torch()

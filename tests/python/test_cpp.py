@@ -1,0 +1,39 @@
+"""The C++ test programs, one test each, so that one summary covers everything. Build them with `make build`."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("UNISONO_BUILD_DIR", REPOSITORY / "build" / "release"))
+PROGRAMS = {
+    "core": (BUILD / "tests" / "core_tests", 600),
+    "core under ThreadSanitizer": (REPOSITORY / "build" / "thread" / "tests" / "core_tests", 900),
+    "core under AddressSanitizer": (REPOSITORY / "build" / "address" / "tests" / "core_tests", 900),
+    "torch_comm": (BUILD / "tests" / "torch_comm_tests", 600),
+    "reducer": (BUILD / "tests" / "reducer_tests", 600),
+    "nn": (BUILD / "tests" / "nn_tests", 600),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name):
+    program, limit_s = PROGRAMS[name]
+    if not program.exists():
+        if os.environ.get("UNISONO_REQUIRE_CPP"):
+            pytest.fail(f"{program} was not built")
+        pytest.skip(f"{program} was not built")
+    try:
+        result = subprocess.run([program, "--gtest_brief=1"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                errors="replace", timeout=limit_s, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired as expired:
+        pytest.fail(f"{program} did not end within {limit_s} s; its last output:\n"
+                    f"{(expired.stdout or b'')[-4000:]!r}")
+    passed = re.search(r"\[  PASSED  \] (\d+) tests?\.", result.stdout)
+    print(f"{name}: {passed[0] if passed else 'no summary'}")
+    assert result.returncode == 0, f"exit code {result.returncode}\n{result.stdout[-8000:]}"
+    assert passed, f"no test ran:\n{result.stdout[-2000:]}"
+    assert int(passed[1]) > 0
