@@ -89,6 +89,11 @@ Batch random_batch(const at::Tensor& text, int batch, at::Generator& random) {
 
 // --------------------------------------------------------------------------------------------------------- model
 
+/// In one pass; calling the module would add the bias of three-dimensional inputs in a second one.
+at::Tensor linear(const torch::nn::Linear& layer, const at::Tensor& x) {
+  return at::linear(x, layer->weight, layer->bias);
+}
+
 struct BlockImpl : torch::nn::Module {
   torch::nn::LayerNorm ln1{nullptr}, ln2{nullptr};
   torch::nn::Linear qkv{nullptr}, proj{nullptr}, up{nullptr}, down{nullptr};
@@ -104,10 +109,11 @@ struct BlockImpl : torch::nn::Module {
 
   at::Tensor forward(at::Tensor x) {
     const auto batch = x.size(0), time = x.size(1);
-    const auto heads = qkv(ln1(x)).view({batch, time, 3, kHeads, kWidth / kHeads}).permute({2, 0, 3, 1, 4}).unbind(0);
+    const auto heads =
+        linear(qkv, ln1(x)).view({batch, time, 3, kHeads, kWidth / kHeads}).permute({2, 0, 3, 1, 4}).unbind(0);
     const auto attended = at::scaled_dot_product_attention(heads[0], heads[1], heads[2], {}, 0.0, /*is_causal=*/true);
-    x = x + proj(attended.transpose(1, 2).reshape({batch, time, kWidth}));
-    return x + down(at::gelu(up(ln2(x)), "tanh"));
+    x = x + linear(proj, attended.transpose(1, 2).reshape({batch, time, kWidth}));
+    return x + linear(down, at::gelu(linear(up, ln2(x)), "tanh"));
   }
 };
 TORCH_MODULE(Block);
@@ -143,7 +149,7 @@ struct GPTImpl : torch::nn::Module {
 
   at::Tensor forward(const at::Tensor& ids) {
     const auto x = ln(blocks->forward(token(ids) + position->weight));
-    return torch::nn::functional::linear(x, token->weight);  // one matrix for reading and for writing characters
+    return at::linear(x, token->weight);  // one matrix for reading and for writing characters
   }
 };
 TORCH_MODULE(GPT);
@@ -162,9 +168,10 @@ double learning_rate(const Settings& s, int step) {
 /// Mean loss over sequences spread evenly over `text`, shared out over ranks.
 double evaluate(GPT& model, const at::Tensor& text, int sequences, unisono::ProcessGroup& group) {
   torch::NoGradGuard no_grad;
-  const auto spread = at::arange(group.rank(), sequences, group.size()) * (text.size(0) - kContext - 1) / sequences;
+  const auto mine = at::arange(group.rank(), sequences, group.size());
+  const auto spread = at::floor_divide(mine * (text.size(0) - kContext - 1), sequences);
   double sum[2] = {0, 0};  // of losses, of sequences
-  for (const auto& offsets : spread.to(at::kLong).split(64)) {
+  for (const auto& offsets : spread.split(64)) {
     const Batch batch = sequences_at(text, offsets);
     const auto n = static_cast<double>(offsets.size(0));
     sum[0] += n * loss_of(model(batch.inputs), batch.targets).item<double>();
