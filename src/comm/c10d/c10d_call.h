@@ -1,0 +1,57 @@
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include <unisono/work.h>
+
+#include "comm/c10d/engine.h"
+#include "comm/c10d/stream_fence.h"
+
+namespace unisono {
+
+/// A call on its way through the group's thread: header, large control record, data, end. The upper part belongs to that
+/// thread once the call is submitted; the lower part is what waiters see.
+class C10dCall final : public WorkState {
+ public:
+  using Clock = std::chrono::steady_clock;
+  enum class Phase { queued, header, record, data };
+
+  // The group's thread.
+  CallHeader header;
+  DataCall data;
+  ControlRecord record;
+  CallTag tag;
+  Clock::time_point deadline;
+  std::chrono::nanoseconds timeout{0};
+  StreamFence inputs_ready;
+  Phase phase = Phase::queued;
+  std::optional<EngineOp> op;
+  std::vector<CallHeader> headers;
+  ControlRecord combined;
+
+  void succeed(bool withheld, StreamFence outputs_ready);
+  void fail(const Error& error);
+
+  // Waiters.
+  bool poll() override;
+  void wait() override;
+  std::exception_ptr error() const override;
+  const ControlRecord& control() const override { return combined; }
+  bool withheld() const override;
+
+ private:
+  void end(std::exception_ptr error, bool withheld, StreamFence outputs_ready);
+
+  mutable std::mutex mutex_;
+  std::condition_variable ended_changed_;
+  bool ended_ = false;
+  bool withheld_ = false;
+  std::exception_ptr error_;
+  StreamFence outputs_ready_;
+};
+
+}  // namespace unisono

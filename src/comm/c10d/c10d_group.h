@@ -1,0 +1,32 @@
+#pragma once
+
+#include <memory>
+
+#include <unisono/process_group.h>
+
+#include "comm/c10d/issuer.h"
+
+namespace unisono {
+
+/// See `make_c10d_group`.
+class C10dGroup final : public ProcessGroup {
+ public:
+  explicit C10dGroup(Engine engine);
+
+  Work all_reduce(Buffer data, const AllReduceOptions& options) override;
+  Work broadcast(Buffer data, int root, const CallOptions& options) override;
+  Work all_gather(Buffer out, Buffer in, const CallOptions& options) override;
+  Work reduce_scatter(Buffer out, Buffer in, const AllReduceOptions& options) override;
+  Work all_to_all(Buffer out, Buffer in, const CallOptions& options) override;
+  Work barrier(const CallOptions& options) override;
+  Buffer allocate(std::size_t bytes) override;
+  void abort(const Error& cause) override;
+
+ private:
+  Device::Kind served(const Buffer& buffer) const;
+  Work submit(DataCall data, std::size_t count, const CallOptions& options, int divide_by_sum = -1);
+
+  Issuer issuer_;
+};
+
+}  // namespace unisono

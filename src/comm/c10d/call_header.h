@@ -1,0 +1,52 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <unisono/process_group.h>
+
+namespace unisono {
+
+enum class Operation : std::uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, all_to_all, barrier, allocate };
+const char* to_string(Operation operation) noexcept;
+
+/// What every rank sends ahead of a call: a fingerprint, and the control record when it is small. Always the same size, so
+/// that ranks which disagree about everything else can still read each other. Travels as bytes between equal machines.
+struct CallHeader {
+  static constexpr std::size_t kSize = 1024;
+  static constexpr std::size_t kInline = 114;  // words and sums that fit
+
+  std::uint64_t magic = 0x6f6e6f73696e75;
+  std::int64_t sequence = 0;
+  std::uint64_t count = 0;  // elements; bytes for allocate
+  std::int64_t step = -1;
+  std::int32_t bucket = -1;
+  std::int32_t root = -1;
+  std::int32_t divide_by_sum = -1;
+  std::uint32_t words = 0;
+  std::uint32_t sums = 0;
+  Operation operation = Operation::barrier;
+  Dtype dtype = Dtype::u8;
+  ReduceOp op = ReduceOp::sum;
+  std::uint8_t withhold = 0;
+  std::array<char, 48> what{};
+  std::array<std::uint64_t, kInline> record{};
+
+  bool record_is_inline() const { return std::size_t{words} + sums <= kInline; }
+};
+static_assert(sizeof(CallHeader) <= CallHeader::kSize);
+
+/// Bytes of a record that does not fit into the header; both directions.
+std::vector<std::uint64_t> pack(const ControlRecord& record);
+ControlRecord unpack(const std::uint64_t* data, std::size_t words, std::size_t sums);
+
+/// Words by or; sums as a balanced binary tree over ranks, so that every rank gets the same bits.
+ControlRecord combine(const std::vector<ControlRecord>& records);
+
+/// Empty when all ranks made the same call; else one sentence that is the same on every rank, naming the first two that differ.
+std::optional<std::string> find_difference(const std::vector<CallHeader>& headers, const std::string& group);
+
+}  // namespace unisono

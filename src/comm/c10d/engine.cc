@@ -1,0 +1,182 @@
+#include "comm/c10d/engine.h"
+
+#include <cstring>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
+
+#include "comm/c10d/tensors.h"
+
+namespace unisono {
+namespace {
+
+Buffer as_bytes(Buffer buffer) {
+  buffer.count = buffer.bytes();
+  buffer.dtype = Dtype::u8;
+  return buffer;
+}
+
+// How a reduction travels. Sum of bool is or; as u8 with values 0 and 1 that is the maximum.
+c10d::ReduceOp wire_op(ReduceOp op, Dtype dtype) {
+  if (dtype == Dtype::boolean) {
+    switch (op) {
+      case ReduceOp::product:
+      case ReduceOp::min:
+      case ReduceOp::bit_and: return c10d::ReduceOp::MIN;
+      case ReduceOp::bit_xor: return c10d::ReduceOp::BXOR;
+      default: return c10d::ReduceOp::MAX;
+    }
+  }
+  switch (op) {
+    case ReduceOp::sum:
+    case ReduceOp::avg: return c10d::ReduceOp::SUM;
+    case ReduceOp::min: return c10d::ReduceOp::MIN;
+    case ReduceOp::max: return c10d::ReduceOp::MAX;
+    case ReduceOp::product: return c10d::ReduceOp::PRODUCT;
+    case ReduceOp::bit_and: return c10d::ReduceOp::BAND;
+    case ReduceOp::bit_or: return c10d::ReduceOp::BOR;
+    case ReduceOp::bit_xor: return c10d::ReduceOp::BXOR;
+  }
+  throw Error(ErrorCode::internal, "unknown reduce op");
+}
+
+at::Tensor wire_tensor(Buffer buffer) {
+  if (buffer.dtype == Dtype::boolean) return tensor_of(as_bytes(std::move(buffer)));
+  const bool half = buffer.dtype == Dtype::f16 || buffer.dtype == Dtype::bf16;
+  const at::Tensor tensor = tensor_of(buffer);
+  return half ? tensor.to(at::kFloat) : tensor;
+}
+
+void divide(at::Tensor& tensor, double divisor) {
+  if (divisor == 0) {
+    tensor.zero_();
+  } else if (divisor != 1) {
+    tensor.div_(divisor);
+  }
+}
+
+// Divides in the wire's precision and brings the result home when the wire's memory is another.
+std::function<void(double)> into(Buffer out, at::Tensor wire) {
+  return [out = std::move(out), wire = std::move(wire)](double divisor) mutable {
+    const at::NoGradGuard no_grad;
+    divide(wire, divisor);
+    if (wire.data_ptr() != out.data) tensor_of(out).copy_(wire);
+  };
+}
+
+EngineOp in_flight(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> memory) {
+  if (!work) throw Error(ErrorCode::internal, "the engine returned no work");
+  EngineOp out{std::move(work), nullptr, std::move(memory), nullptr};
+  try {
+    out.future = out.work->getFuture();
+  } catch (const c10::Error&) {  // an engine without futures is polled
+  }
+  return out;
+}
+
+std::string engine_name(const c10d::ProcessGroup& group) {
+  try {
+    return "c10d/" + group.getDefaultBackend()->getBackendName();
+  } catch (const c10::Error&) {
+    return "c10d/" + group.getBackendName();
+  }
+}
+
+std::chrono::milliseconds engine_timeout(const c10d::ProcessGroup& group) {
+  try {
+    return group.getDefaultBackend()->getBackendOptions()->timeout;
+  } catch (const c10::Error&) {
+    return kProcessGroupDefaultTimeout;
+  }
+}
+
+template <typename Options>
+Options with(std::chrono::milliseconds timeout) {
+  Options out;
+  out.timeout = timeout;
+  return out;
+}
+
+}  // namespace
+
+Engine::Engine(c10::intrusive_ptr<c10d::ProcessGroup> group)
+    : group_(std::move(group)),
+      control_device_(group_->hasBackendForDeviceType(c10::kCPU) || !group_->hasBackendForDeviceType(c10::kCUDA)
+                          ? c10::Device(c10::kCPU)
+                          : c10::Device(c10::kCUDA, c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice().index())),
+      name_(engine_name(*group_)), timeout_(engine_timeout(*group_)) {}
+
+bool Engine::serves(Device::Kind kind) const {
+  return group_->hasBackendForDeviceType(kind == Device::Kind::cpu ? c10::kCPU : c10::kCUDA);
+}
+
+EngineOp Engine::start(const DataCall& call, Milliseconds timeout) const {
+  const at::NoGradGuard no_grad;
+  switch (call.operation) {
+    case Operation::all_reduce: return all_reduce(call, timeout);
+    case Operation::reduce_scatter: return reduce_scatter(call, timeout);
+    case Operation::broadcast: {
+      std::vector<at::Tensor> data{tensor_of(as_bytes(call.out))};
+      auto options = with<c10d::BroadcastOptions>(timeout);
+      options.rootRank = call.root;
+      return in_flight(group_->broadcast(data, options), data);
+    }
+    case Operation::all_gather: {
+      at::Tensor out = tensor_of(as_bytes(call.out));
+      at::Tensor in = tensor_of(as_bytes(call.in)).clone();  // it may lie inside `out`
+      return in_flight(group_->all_gather_single(out, in, with<c10d::AllgatherOptions>(timeout)), {out, in});
+    }
+    case Operation::all_to_all: {
+      at::Tensor out = tensor_of(as_bytes(call.out));
+      at::Tensor in = tensor_of(as_bytes(call.in));
+      std::vector<std::int64_t> equal;
+      return in_flight(group_->all_to_all_single(out, in, equal, equal, with<c10d::AllToAllOptions>(timeout)), {out, in});
+    }
+    case Operation::barrier:
+    case Operation::allocate: break;  // the header was all of it
+  }
+  throw Error(ErrorCode::internal, std::string(to_string(call.operation)) + " moves no data");
+}
+
+EngineOp Engine::all_reduce(const DataCall& call, Milliseconds timeout) const {
+  std::vector<at::Tensor> data{wire_tensor(call.out)};
+  auto options = with<c10d::AllreduceOptions>(timeout);
+  options.reduceOp = wire_op(call.op, call.out.dtype);
+  auto op = in_flight(group_->allreduce(data, options), data);
+  op.finish = into(call.out, data[0]);
+  return op;
+}
+
+EngineOp Engine::reduce_scatter(const DataCall& call, Milliseconds timeout) const {
+  at::Tensor in = wire_tensor(call.in);
+  at::Tensor out = at::empty({static_cast<std::int64_t>(call.out.count)}, in.options());
+  auto options = with<c10d::ReduceScatterOptions>(timeout);
+  options.reduceOp = wire_op(call.op, call.out.dtype);
+  auto op = in_flight(group_->reduce_scatter_single(out, in, options), {out, in});
+  if (call.out.dtype == Dtype::boolean) {
+    op.finish = into(as_bytes(call.out), out);
+  } else {
+    op.finish = into(call.out, out);
+  }
+  return op;
+}
+
+EngineOp Engine::gather_bytes(const void* block, std::size_t bytes, Milliseconds timeout) const {
+  const at::NoGradGuard no_grad;
+  at::Tensor host = at::empty({static_cast<std::int64_t>(bytes)}, at::kByte);
+  std::memcpy(host.data_ptr(), block, bytes);
+  at::Tensor in = host.to(control_device_);
+  at::Tensor out = at::empty({static_cast<std::int64_t>(bytes) * group_->getSize()}, in.options());
+  return in_flight(group_->all_gather_single(out, in, with<c10d::AllgatherOptions>(timeout)), {out, in});
+}
+
+std::vector<std::uint8_t> Engine::fetch(const EngineOp& gathered) {
+  const at::Tensor host = gathered.memory[0].cpu();
+  const auto* data = host.const_data_ptr<std::uint8_t>();
+  return {data, data + host.numel()};
+}
+
+}  // namespace unisono

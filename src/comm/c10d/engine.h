@@ -1,0 +1,65 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <unisono/buffer.h>
+
+#include "comm/c10d/call_header.h"
+
+namespace unisono {
+
+/// One c10d operation in flight, with what must happen when it has ended.
+struct EngineOp {
+  c10::intrusive_ptr<c10d::Work> work;
+  c10::intrusive_ptr<c10::ivalue::Future> future;  ///< null where the engine has none
+  std::vector<at::Tensor> memory;                  ///< kept alive until the engine lets go
+  std::function<void(double divisor)> finish;      ///< may be empty
+
+  bool done() const { return future ? future->completed() : work->isCompleted(); }
+};
+
+/// The data part of a call.
+struct DataCall {
+  Operation operation = Operation::barrier;
+  Buffer out;
+  Buffer in;
+  ReduceOp op = ReduceOp::sum;
+  int root = 0;
+};
+
+/// The contract's operations in the words of a c10d group, and what engines lack: f16 and bf16 are reduced in f32, bool in
+/// u8, averages are divided afterwards; everything that only moves data moves bytes.
+/// *Threads*: one.
+class Engine {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+
+  explicit Engine(c10::intrusive_ptr<c10d::ProcessGroup> group);
+
+  const std::string& name() const { return name_; }
+  Milliseconds timeout() const { return timeout_; }
+  const c10::intrusive_ptr<c10d::ProcessGroup>& group() const { return group_; }
+  bool serves(Device::Kind kind) const;
+
+  EngineOp start(const DataCall& call, Milliseconds timeout) const;
+  /// Gathers equal blocks of bytes; `blocks` has room for all ranks'. Their memory is the CPU's after `fetch`.
+  EngineOp gather_bytes(const void* block, std::size_t bytes, Milliseconds timeout) const;
+  static std::vector<std::uint8_t> fetch(const EngineOp& gathered);
+
+ private:
+  EngineOp all_reduce(const DataCall& call, Milliseconds timeout) const;
+  EngineOp reduce_scatter(const DataCall& call, Milliseconds timeout) const;
+
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  c10::Device control_device_;
+  std::string name_;
+  Milliseconds timeout_;
+};
+
+}  // namespace unisono

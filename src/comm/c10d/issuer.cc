@@ -1,0 +1,266 @@
+#include "comm/c10d/issuer.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace unisono {
+namespace {
+
+using Clock = C10dCall::Clock;
+constexpr auto kSlice = std::chrono::milliseconds(50);   // between looks at deadlines and at the notice board
+constexpr auto kGrace = std::chrono::milliseconds(500);  // for the engine to end a call at its deadline by itself
+
+std::chrono::milliseconds left(const C10dCall& call) {
+  const auto rest = std::chrono::ceil<std::chrono::milliseconds>(call.deadline - Clock::now());
+  return std::max(rest, std::chrono::milliseconds(1));
+}
+
+bool mentions(const std::string& text, std::initializer_list<const char*> words) {
+  return std::any_of(words.begin(), words.end(), [&](const char* word) { return text.find(word) != std::string::npos; });
+}
+
+std::string list(const std::vector<int>& ranks) {
+  std::string out = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) out += (i ? ", " : "") + std::to_string(ranks[i]);
+  return out;
+}
+
+}  // namespace
+
+void Issuer::Signal::raise() {
+  const std::lock_guard lock(mutex);
+  raised = true;
+  changed.notify_all();
+}
+
+Issuer::Issuer(Engine engine, Describe describe)
+    : engine_(std::move(engine)), describe_(std::move(describe)),
+      board_(engine_.group()->getStore(), engine_.group()->getRank(), engine_.group()->getSize()), looked_(Clock::now()),
+      thread_([this] { run(); }) {}
+
+Issuer::~Issuer() {
+  {
+    const std::lock_guard lock(signal_->mutex);
+    stop_ = true;
+    signal_->changed.notify_all();
+  }
+  thread_.join();
+}
+
+void Issuer::submit(const CallPtr& call) {
+  const std::lock_guard lock(signal_->mutex);
+  if (cause_) throw *cause_;
+  call->header.sequence = next_sequence_++;
+  submitted_.push_back(call);
+  signal_->raised = true;
+  signal_->changed.notify_all();
+}
+
+void Issuer::poison(const Error& cause) {
+  const std::lock_guard lock(signal_->mutex);
+  if (!cause_) cause_ = cause;
+  signal_->raised = true;
+  signal_->changed.notify_all();
+}
+
+// Engines without futures tell nobody when they are done.
+bool Issuer::must_poll() const {
+  const auto silent = [](const CallPtr& call) { return call->op && !call->op->future; };
+  return std::any_of(moving_.begin(), moving_.end(), silent) || std::any_of(waiting_.begin(), waiting_.end(), silent);
+}
+
+void Issuer::run() {
+  pthread_setname_np(pthread_self(), "uni-c10d");
+  bool told = false;
+  std::unique_lock lock(signal_->mutex);
+  while (true) {
+    const auto something = [this] { return signal_->raised || (stop_ && idle() && submitted_.empty()); };
+    if (idle()) {
+      signal_->changed.wait(lock, something);
+    } else {
+      signal_->changed.wait_for(lock, must_poll() ? std::chrono::milliseconds(1) : kSlice, something);
+    }
+    signal_->raised = false;
+    for (auto& call : submitted_) waiting_.push_back(std::move(call));
+    submitted_.clear();
+    const auto cause = cause_;
+    if (!cause && stop_ && idle()) return;
+    lock.unlock();
+    if (!cause) step();
+    lock.lock();
+    if (!cause_) continue;
+    const Error now = *cause_;
+    lock.unlock();
+    fail_all(now);
+    if (!std::exchange(told, true)) board_.post_failure(now);
+    lock.lock();
+    if (stop_ && idle() && submitted_.empty()) return;
+  }
+}
+
+// Whatever goes wrong here is the first cause of the group's failure.
+void Issuer::step() {
+  const C10dCall* current = nullptr;
+  try {
+    for (std::size_t i = 0; i < moving_.size();) {
+      current = moving_[i].get();
+      if (!moving_[i]->op->done()) {
+        ++i;
+        continue;
+      }
+      complete(*moving_[i]);
+      moving_.erase(moving_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    while (!waiting_.empty()) {
+      current = waiting_.front().get();
+      if (!advance(*waiting_.front())) break;
+      if (waiting_.front()->op) moving_.push_back(waiting_.front());
+      waiting_.pop_front();
+    }
+    current = nullptr;
+    look_around();
+  } catch (const Error& error) {
+    poison(error);
+  } catch (const std::exception& error) {
+    poison(current ? translate(*current, error.what()) : Error(ErrorCode::internal, error.what()));
+  }
+}
+
+// Moves the first waiting call on. True when it needs no more of the queue: it has ended, or its data is moving.
+bool Issuer::advance(C10dCall& call) {
+  if (call.phase == C10dCall::Phase::queued) begin(call);
+  if (!call.op->done()) return false;
+  check_engine(call);
+  if (call.phase == C10dCall::Phase::header && !read_headers(call)) return false;
+  if (call.phase == C10dCall::Phase::record) {
+    if (!call.op->done()) return false;
+    check_engine(call);
+    read_records(call);
+  }
+  return start_data(call);
+}
+
+void Issuer::begin(C10dCall& call) {
+  const auto packed = pack(call.record);
+  call.header.words = static_cast<std::uint32_t>(call.record.words.size());
+  call.header.sums = static_cast<std::uint32_t>(call.record.sums.size());
+  if (call.header.record_is_inline()) std::copy(packed.begin(), packed.end(), call.header.record.begin());
+  std::vector<std::uint8_t> block(CallHeader::kSize);
+  std::memcpy(block.data(), &call.header, sizeof(CallHeader));
+  call.phase = C10dCall::Phase::header;
+  await(call, engine_.gather_bytes(block.data(), block.size(), left(call)));
+}
+
+// False when the record has to follow and is not there yet.
+bool Issuer::read_headers(C10dCall& call) {
+  const auto bytes = Engine::fetch(*call.op);
+  call.headers.resize(bytes.size() / CallHeader::kSize);
+  for (std::size_t rank = 0; rank < call.headers.size(); ++rank)
+    std::memcpy(&call.headers[rank], bytes.data() + rank * CallHeader::kSize, sizeof(CallHeader));
+  if (auto difference = find_difference(call.headers, engine_.name())) throw Error(ErrorCode::mismatch, *difference);
+  if (!call.header.record_is_inline()) {
+    const auto packed = pack(call.record);
+    call.phase = C10dCall::Phase::record;
+    await(call, engine_.gather_bytes(packed.data(), packed.size() * sizeof(packed[0]), left(call)));
+    return call.op->done();
+  }
+  std::vector<ControlRecord> records;
+  for (const auto& header : call.headers) records.push_back(unpack(header.record.data(), header.words, header.sums));
+  call.combined = combine(records);
+  return true;
+}
+
+void Issuer::read_records(C10dCall& call) {
+  const auto bytes = Engine::fetch(*call.op);
+  const std::size_t length = std::size_t{call.header.words} + call.header.sums;
+  std::vector<std::uint64_t> all(length * call.headers.size());
+  std::memcpy(all.data(), bytes.data(), bytes.size());
+  std::vector<ControlRecord> records;
+  for (std::size_t rank = 0; rank < call.headers.size(); ++rank)
+    records.push_back(unpack(all.data() + rank * length, call.header.words, call.header.sums));
+  call.combined = combine(records);
+}
+
+bool Issuer::start_data(C10dCall& call) {
+  call.op.reset();
+  const bool withheld =
+      std::any_of(call.headers.begin(), call.headers.end(), [](const CallHeader& header) { return header.withhold != 0; });
+  const bool moves = call.header.operation != Operation::barrier && call.header.operation != Operation::allocate;
+  if (withheld || !moves || call.header.count == 0) {
+    call.succeed(withheld, {});
+    return true;
+  }
+  call.phase = C10dCall::Phase::data;
+  call.inputs_ready.make_current_stream_wait();
+  await(call, engine_.start(call.data, left(call)));
+  return true;
+}
+
+void Issuer::await(C10dCall& call, EngineOp op) {
+  call.op = std::move(op);
+  if (call.op->future) call.op->future->addCallback([signal = signal_](c10::ivalue::Future&) { signal->raise(); });
+}
+
+// The engine's own wait throws its error, and orders device streams.
+void Issuer::check_engine(C10dCall& call) { call.op->work->wait(); }
+
+void Issuer::complete(C10dCall& call) {
+  check_engine(call);
+  double divisor = 1;
+  if (call.header.op == ReduceOp::avg) divisor = engine_.group()->getSize();
+  if (call.header.divide_by_sum >= 0) divisor = call.combined.sums[static_cast<std::size_t>(call.header.divide_by_sum)];
+  if (call.op->finish) call.op->finish(divisor);
+  call.op.reset();
+  call.succeed(false, StreamFence(call.data.out.device));
+}
+
+// Now and then while calls are under way: has a peer failed, is anything overdue, and tell the others where this rank waits.
+void Issuer::look_around() {
+  const auto now = Clock::now();
+  if (idle() || now - looked_ < kSlice) {
+    if (idle()) looked_ = now;
+    return;
+  }
+  looked_ = now;
+  if (auto failure = board_.failure()) throw *failure;
+  if (!waiting_.empty() && std::exchange(posted_sequence_, waiting_[0]->header.sequence) != waiting_[0]->header.sequence)
+    board_.post_waiting(posted_sequence_);
+  const auto check = [&](const CallPtr& call) {
+    if (now > call->deadline + kGrace) throw overdue(*call);
+  };
+  std::for_each(moving_.begin(), moving_.end(), check);
+  std::for_each(waiting_.begin(), waiting_.end(), check);
+}
+
+void Issuer::fail_all(const Error& cause) {
+  const auto fail = [&](C10dCall& call) {
+    call.fail(cause);
+    if (call.op) abandoned_.push_back(std::move(*call.op));
+    call.op.reset();
+  };
+  for (auto& call : moving_) fail(*call);
+  for (auto& call : waiting_) fail(*call);
+  moving_.clear();
+  waiting_.clear();
+}
+
+Error Issuer::overdue(const C10dCall& call) {
+  const double seconds = std::chrono::duration<double>(call.timeout).count();
+  std::string text = describe_(call) + ": not ended after " + std::to_string(seconds).substr(0, 6) + " s: ";
+  const auto absent = call.phase == C10dCall::Phase::data ? std::vector<int>{} : board_.absent(call.header.sequence);
+  text += absent.empty() ? "a peer does not answer" : list(absent) + (absent.size() == 1 ? " has" : " have") + " not entered this call";
+  return Error(ErrorCode::timeout, text + ". Look there for the cause, or raise the timeout. The group is unusable now.");
+}
+
+Error Issuer::translate(const C10dCall& call, const char* what) {
+  const std::string text(what, std::strcspn(what, "\n"));
+  if (Clock::now() >= call.deadline || mentions(text, {"imed out", "imeout"})) return overdue(call);
+  if (mentions(text, {"onnection", "closed", "reset", "roken pipe", "ransport endpoint"}))
+    return Error(ErrorCode::peer_lost, describe_(call) + ": a peer died or left the group (" + text + "). The group is unusable now.");
+  return Error(ErrorCode::internal, describe_(call) + ": the engine failed: " + text);
+}
+
+}  // namespace unisono

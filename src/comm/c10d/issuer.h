@@ -1,0 +1,85 @@
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/c10d/c10d_call.h"
+#include "comm/c10d/notice_board.h"
+
+namespace unisono {
+
+/// The thread "uni-c10d" of a c10d group. Collectives of one c10d group must be issued in one order on all ranks, and the
+/// data of a call may only move when its header exchange has shown that all ranks agree; so one thread issues everything:
+///
+///   header of call k, (its record, when large), data of call k, header of call k+1, ...
+///
+/// It does not wait for the data of call k before the header of call k+1; data of several calls is in flight at once.
+class Issuer {
+ public:
+  /// How messages about a call begin: "unisono c10d/gloo group, rank 0 of 2, all_reduce 17 (...)".
+  using Describe = std::function<std::string(const C10dCall&)>;
+
+  Issuer(Engine engine, Describe describe);
+  /// *Blocks* until calls in flight have ended, at most until their deadlines.
+  ~Issuer();
+  Issuer(const Issuer&) = delete;
+  Issuer& operator=(const Issuer&) = delete;
+
+  const Engine& engine() const { return engine_; }
+  /// Numbers the call and queues it. *Throws* the first cause when the group is poisoned.
+  void submit(const std::shared_ptr<C10dCall>& call);
+  void poison(const Error& cause);
+
+ private:
+  using CallPtr = std::shared_ptr<C10dCall>;
+  // Engines call back from their own threads, possibly after the issuer is gone.
+  struct Signal {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool raised = false;
+    void raise();
+  };
+
+  void run();
+  bool must_poll() const;
+  bool idle() const { return waiting_.empty() && moving_.empty(); }
+  void step();
+  bool advance(C10dCall& call);
+  void begin(C10dCall& call);
+  bool read_headers(C10dCall& call);
+  void read_records(C10dCall& call);
+  bool start_data(C10dCall& call);
+  void await(C10dCall& call, EngineOp op);
+  void complete(C10dCall& call);
+  void check_engine(C10dCall& call);
+  void look_around();
+  void fail_all(const Error& cause);
+  Error translate(const C10dCall& call, const char* text);
+  Error overdue(const C10dCall& call);
+
+  Engine engine_;
+  Describe describe_;
+  NoticeBoard board_;
+  std::shared_ptr<Signal> signal_ = std::make_shared<Signal>();
+  // Guarded by signal_->mutex.
+  std::deque<CallPtr> submitted_;
+  std::optional<Error> cause_;
+  std::int64_t next_sequence_ = 0;
+  bool stop_ = false;
+  // The thread's own.
+  std::deque<CallPtr> waiting_;  // the first one's header or record is under way
+  std::vector<CallPtr> moving_;
+  std::vector<EngineOp> abandoned_;  // of failed calls: the engine may still use their memory
+  C10dCall::Clock::time_point looked_;
+  std::int64_t posted_sequence_ = -1;
+  std::thread thread_;
+};
+
+}  // namespace unisono

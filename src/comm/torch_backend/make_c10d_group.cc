@@ -1,0 +1,51 @@
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include <unisono/c10d.h>
+
+#include "comm/c10d/c10d_group.h"
+#include "comm/torch_backend/torch_backend.h"
+
+namespace unisono {
+namespace {
+
+// The only state outside an object: two adapters over one c10d group would issue its collectives in an order that differs
+// between ranks, so a group that has one gets the same again. An adapter keeps its c10d group alive, so no address comes twice.
+struct Adapters {
+  std::mutex mutex;
+  std::map<const c10d::ProcessGroup*, std::weak_ptr<ProcessGroup>> of_group;
+};
+
+Adapters& adapters() {
+  static Adapters instance;
+  return instance;
+}
+
+std::shared_ptr<ProcessGroup> own_transport(const c10d::ProcessGroup& group) {
+  try {
+    const auto backend = group.getDefaultBackend();
+    if (const auto* ours = dynamic_cast<const TorchBackend*>(backend.get())) return ours->group();
+  } catch (const c10::Error&) {  // a group without a default backend is none of ours
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+std::shared_ptr<ProcessGroup> make_c10d_group(c10::intrusive_ptr<c10d::ProcessGroup> group) {
+  if (!group) throw Error(ErrorCode::invalid_argument, "make_c10d_group: no group was given");
+  if (auto ours = own_transport(*group)) return ours;
+  auto& known = adapters();
+  const std::lock_guard lock(known.mutex);
+  std::erase_if(known.of_group, [](const auto& entry) { return entry.second.expired(); });
+  const auto* address = group.get();
+  auto adapter = known.of_group[address].lock();
+  if (!adapter) {
+    adapter = std::make_shared<C10dGroup>(Engine(std::move(group)));
+    known.of_group[address] = adapter;
+  }
+  return adapter;
+}
+
+}  // namespace unisono
