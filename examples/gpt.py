@@ -151,7 +151,8 @@ def evaluate(model, text, sequences, group):
     total = torch.zeros(2, dtype=torch.float64)  # of losses, of sequences
     for offsets in spread.split(64):
         inputs, targets = sequences_at(text, offsets)
-        total += torch.tensor([len(offsets) * loss_of(model(inputs), targets).item(), len(offsets)])
+        total[0] += len(offsets) * loss_of(model(inputs), targets).item()
+        total[1] += len(offsets)
     group.all_reduce(total).wait()  # (5) other numbers cross ranks through the group itself
     return (total[0] / total[1]).item()
 
