@@ -38,8 +38,10 @@ def settings() -> argparse.Namespace:
     parser.add_argument("--out", default="runs", help="where runs are written")
     parser.add_argument("--data", default="data/shakespeare.txt", help="the text, from tools/fetch_data.py")
     s = parser.parse_args()
-    s.steps = s.steps or (30 if s.quick else 1500)
-    s.batch = s.batch or (4 if s.quick else 12)
+    s.steps = (30 if s.quick else 1500) if s.steps is None else s.steps
+    s.batch = (4 if s.quick else 12) if s.batch is None else s.batch
+    if min(s.steps, s.batch) < 1:
+        parser.error("--steps and --batch must be at least 1")
     return s
 
 

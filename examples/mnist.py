@@ -35,7 +35,9 @@ def settings() -> argparse.Namespace:
     parser.add_argument("--out", default="runs", help="where runs are written")
     parser.add_argument("--data", default="data/mnist.bin", help="the digits, from tools/fetch_data.py")
     s = parser.parse_args()
-    s.epochs = s.epochs or (1 if s.quick else 8)
+    s.epochs = (1 if s.quick else 8) if s.epochs is None else s.epochs
+    if min(s.epochs, s.batch) < 1:
+        parser.error("--epochs and --batch must be at least 1")
     return s
 
 
