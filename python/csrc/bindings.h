@@ -10,6 +10,7 @@ using WithoutGil = py::call_guard<py::gil_scoped_release>;
 void bind_errors(py::module_& module);
 void bind_group(py::module_& module);
 void bind_data_parallel(py::module_& module);
+void bind_bench(py::module_& module);
 
 }  // namespace unisono::python
 

@@ -6,5 +6,6 @@ PYBIND11_MODULE(_C, module) {
   unisono::python::bind_errors(module);
   unisono::python::bind_group(module);
   unisono::python::bind_data_parallel(module);
+  unisono::python::bind_bench(module);
   bind_c10d(module);
 }
