@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <functional>
 #include <limits>
 #include <random>
 
@@ -22,14 +21,13 @@ void put(Bytes& bytes, std::size_t i, T value) {
 }
 
 /// n leaves split at the largest power of two below n.
-template <typename T>
-T tree(const std::function<T(std::size_t)>& leaf, std::size_t first, std::size_t n,
-       const std::function<T(T, T)>& combine) {
+template <typename Leaf, typename Combine>
+auto tree(const Leaf& leaf, std::size_t first, std::size_t n, const Combine& combine) -> decltype(leaf(first)) {
   if (n == 1) return leaf(first);
   std::size_t left = 1;
   while (left * 2 < n) left *= 2;
-  const T a = tree(leaf, first, left, combine);
-  const T b = tree(leaf, first + left, n - left, combine);
+  const auto a = tree(leaf, first, left, combine);
+  const auto b = tree(leaf, first + left, n - left, combine);
   return combine(a, b);
 }
 
@@ -109,20 +107,19 @@ std::uint8_t combine_bool(ReduceOp op, std::uint8_t a, std::uint8_t b) {
   }
 }
 
-template <typename Storage, typename T>
-Bytes run(const std::vector<Bytes>& inputs, const std::function<T(Storage)>& load,
-          const std::function<Storage(T)>& store, const std::function<T(T, T)>& combine) {
+template <typename Storage, typename T, typename Load, typename Store, typename Combine>
+Bytes run(const std::vector<Bytes>& inputs, const Load& load, const Store& store, const Combine& combine) {
   Bytes out(inputs[0].size());
   for (std::size_t i = 0; i < out.size() / sizeof(Storage); ++i) {
-    const std::function<T(std::size_t)> leaf = [&](std::size_t r) { return load(get<Storage>(inputs[r], i)); };
-    put(out, i, store(tree(leaf, 0, inputs.size(), combine)));
+    const auto leaf = [&](std::size_t r) -> T { return load(get<Storage>(inputs[r], i)); };
+    put<Storage>(out, i, store(tree(leaf, 0, inputs.size(), combine)));
   }
   return out;
 }
 
-template <typename Storage, typename T>
-Bytes run_floating(const std::vector<Bytes>& inputs, ReduceOp op, double divisor,
-                   const std::function<T(Storage)>& load, const std::function<Storage(T)>& store) {
+template <typename Storage, typename T, typename Load, typename Store>
+Bytes run_floating(const std::vector<Bytes>& inputs, ReduceOp op, double divisor, const Load& load,
+                   const Store& store) {
   const auto finish = [&](T v) {
     if (op == ReduceOp::sum && divisor == 0) v = 0;
     else if (op == ReduceOp::sum && divisor != 1) v = v / static_cast<T>(divisor);
@@ -157,8 +154,8 @@ float widen_bf16(std::uint16_t h) { return widen(h, 8, 7); }
 std::uint16_t narrow_bf16(float value) { return narrow(value, 8, 7, 0x7fc0); }
 
 double tree_sum(const std::vector<double>& values) {
-  const std::function<double(std::size_t)> leaf = [&](std::size_t r) { return values[r]; };
-  return tree<double>(leaf, 0, values.size(), [](double a, double b) { return a + b; });
+  const auto leaf = [&](std::size_t r) { return values[r]; };
+  return tree(leaf, 0, values.size(), [](double a, double b) { return a + b; });
 }
 
 Bytes make_elements(Dtype dtype, std::size_t count, std::uint64_t seed) {

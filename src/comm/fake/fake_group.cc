@@ -101,12 +101,12 @@ class FakeGroup final : public ProcessGroup {
       state_->throw_if_poisoned();
     }
     auto memory = anonymous_memory(bytes);
+    allocations_.push_back({static_cast<unsigned char*>(memory.get()), memory ? bytes : 0});
     if (!memory) {
       throw Error(ErrorCode::invalid_argument,
                   describe_call(*this, "allocate", -1) + ": " + std::to_string(bytes) +
                       " bytes do not fit; this machine has " + std::to_string(memory_of_machine()) + " in all");
     }
-    allocations_.push_back({static_cast<unsigned char*>(memory.get()), bytes});
     return {.data = memory.get(), .count = bytes, .dtype = Dtype::u8, .owner = memory};
   }
 
@@ -161,7 +161,7 @@ class FakeGroup final : public ProcessGroup {
     const auto* data = static_cast<unsigned char*>(entry.out.data);
     for (std::size_t i = 0; i < allocations_.size(); ++i) {
       const Allocation& a = allocations_[i];
-      if (data < a.begin || data + entry.out.bytes() > a.begin + a.bytes) continue;
+      if (a.begin == nullptr || data < a.begin || data + entry.out.bytes() > a.begin + a.bytes) continue;
       entry.call.allocation = static_cast<int>(i);
       entry.call.offset = static_cast<std::size_t>(data - a.begin);
     }

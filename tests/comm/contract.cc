@@ -1,0 +1,110 @@
+#include "comm/contract.h"
+
+#include <cstring>
+#include <iostream>
+#include <thread>
+
+#include "comm/test_store.h"
+
+namespace unisono::testing {
+
+void run_ranks(const Transport& transport, int size, int groups,
+               const std::function<void(const std::vector<std::shared_ptr<ProcessGroup>>&)>& body) {
+  const auto store = std::make_shared<MemoryStore>();
+  std::vector<Maker> makers;
+  for (int g = 0; g < groups; ++g) makers.push_back(transport.world(size, kPatience));
+  const auto rank_main = [&](int rank) {
+    std::vector<std::shared_ptr<ProcessGroup>> mine;
+    try {
+      for (int g = 0; g < groups; ++g) {
+        mine.push_back(makers[static_cast<std::size_t>(g)]({.rank = rank,
+                                                            .size = size,
+                                                            .store = store,
+                                                            .timeout = kPatience,
+                                                            .start_timeout = kPatience,
+                                                            .prefix = "group" + std::to_string(g)}));
+      }
+      body(mine);
+    } catch (const std::exception& e) {
+      ADD_FAILURE() << transport.name << ", rank " << rank << " of " << size << ": " << e.what();
+      for (const auto& group : mine) group->abort(Error(ErrorCode::internal, "the test failed on another rank"));
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int r = 0; r < size; ++r) threads.emplace_back(rank_main, r);
+  for (auto& t : threads) t.join();
+}
+
+void run_ranks(const Transport& transport, int size, const RankBody& body) {
+  run_ranks(transport, size, 1, [&](const auto& groups) { body(*groups[0]); });
+}
+
+std::optional<Failure> failure_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    return Failure{e.code(), e.what()};
+  }
+  return std::nullopt;
+}
+
+void require(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+void require_same(const Bytes& expected, const void* actual, const std::string& where) {
+  if (expected.empty() || std::memcmp(expected.data(), actual, expected.size()) == 0) return;
+  const auto* bytes = static_cast<const unsigned char*>(actual);
+  std::size_t i = 0;
+  while (expected[i] == bytes[i]) ++i;
+  throw std::runtime_error(where + ": byte " + std::to_string(i) + " of " + std::to_string(expected.size()) + " is " +
+                           std::to_string(bytes[i]) + ", expected " + std::to_string(expected[i]));
+}
+
+Buffer buffer_of(Bytes& bytes, Dtype dtype) {
+  return {.data = bytes.data(), .count = bytes.size() / size_of(dtype), .dtype = dtype};
+}
+
+Arena::Arena(ProcessGroup& group, std::size_t bytes)
+    : even_rank_(group.rank() % 2 == 0), shared_(group.allocate(bytes)) {}
+
+Buffer Arena::put(const Bytes& bytes, Dtype dtype, Place place) {
+  const std::size_t offset = used_ + 64;
+  used_ = offset + (bytes.size() + 63) / 64 * 64;
+  void* data = nullptr;
+  if (place == Place::allocated || (place == Place::mixed && even_rank_)) {
+    require(used_ <= shared_.count, "the arena is too small for the test");
+    data = static_cast<unsigned char*>(shared_.data) + offset;
+  } else {
+    heap_.push_back(std::make_unique<Bytes>(bytes.size() + 8));
+    data = heap_.back()->data() + 8;  // aligned for the elements, not to a cache line
+  }
+  if (!bytes.empty()) std::memcpy(data, bytes.data(), bytes.size());
+  return {.data = data, .count = bytes.size() / size_of(dtype), .dtype = dtype};
+}
+
+void Arena::clear() {
+  used_ = 0;
+  heap_.clear();
+}
+
+std::vector<int> world_sizes(const Transport& transport) {
+  const std::vector<int> all = kSanitized ? std::vector{1, 2, 3, 5} : std::vector{1, 2, 3, 4, 5, 6, 7, 8};
+  if (kSanitized) {
+    static std::once_flag said;
+    std::call_once(said, [] { std::cout << "sanitizer: world sizes 1, 2, 3, 5 and a smaller grid\n"; });
+  }
+  std::vector<int> out;
+  for (int n : all) {
+    if (n <= transport.max_ranks) out.push_back(n);
+  }
+  return out;
+}
+
+bool Contract::needs(int ranks) {
+  if (GetParam().max_ranks >= ranks) return true;
+  [&] { GTEST_SKIP() << "needs " << ranks << " ranks; " << GetParam().name << " has " << GetParam().max_ranks; }();
+  return false;
+}
+
+}  // namespace unisono::testing

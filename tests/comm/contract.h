@@ -1,0 +1,109 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <unisono/make_group.h>
+
+#include "comm/reference.h"
+
+// What every transport must do, as one suite. A transport is described in a few lines (contract_shm_test.cc is one) and
+// instantiates all of it.
+
+namespace unisono::testing {
+
+/// Makes one rank's group; called once per rank, in the rank's thread or process.
+using Maker = std::function<std::shared_ptr<ProcessGroup>(const GroupOptions&)>;
+
+struct Transport {
+  std::string name;
+  int max_ranks = 8;
+  /// A new world of `size` ranks, in this process.
+  std::function<Maker(int size, std::chrono::nanoseconds timeout)> world;
+  /// Whether ranks may be processes; then the maker of `world` is called in each.
+  bool processes = false;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Transport& t) { return out << t.name; }
+
+/// Far more than any call takes on a slow and busy machine; nothing ends later than this even when all goes wrong.
+inline constexpr std::chrono::nanoseconds kPatience = std::chrono::seconds(100);
+
+using RankBody = std::function<void(ProcessGroup&)>;
+
+/// Runs `body` on `size` ranks of a new world, each a thread. What a rank throws is a test failure, and the group is aborted so
+/// that the others end.
+void run_ranks(const Transport& transport, int size, const RankBody& body);
+/// The same with `groups` groups over the same ranks, made one after the other.
+void run_ranks(const Transport& transport, int size, int groups,
+               const std::function<void(const std::vector<std::shared_ptr<ProcessGroup>>&)>& body);
+
+/// How a call failed.
+struct Failure {
+  ErrorCode code = ErrorCode::internal;
+  std::string text;
+};
+/// What `call` throws; nothing when it does not.
+std::optional<Failure> failure_of(const std::function<void()>& call);
+
+/// *Throws* std::runtime_error naming the first byte that differs.
+void require_same(const Bytes& expected, const void* actual, const std::string& where);
+void require(bool condition, const std::string& what);
+
+Buffer buffer_of(Bytes& bytes, Dtype dtype);
+
+/// Where a rank's data lies.
+enum class Place { allocated, ordinary, mixed };
+inline constexpr Place kPlaces[] = {Place::allocated, Place::ordinary, Place::mixed};
+
+/// Memory of one rank to lay buffers in: part of an allocation of the group at 64-byte steps, or of the heap. Mixed is the one
+/// on even ranks and the other on odd ones.
+class Arena {
+ public:
+  Arena(ProcessGroup& group, std::size_t bytes);
+  /// A buffer of its own with these bytes. All ranks must make the same calls.
+  Buffer put(const Bytes& bytes, Dtype dtype, Place place);
+  /// Forgets all buffers.
+  void clear();
+
+ private:
+  bool even_rank_;
+  Buffer shared_;
+  std::size_t used_ = 0;
+  std::vector<std::unique_ptr<Bytes>> heap_;
+};
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
+/// World sizes to try: 1 to 8, fewer under a sanitizer, none that the transport cannot.
+std::vector<int> world_sizes(const Transport& transport);
+
+class Contract : public ::testing::TestWithParam<Transport> {
+ protected:
+  /// Skips, saying why, when the transport has too few ranks.
+  bool needs(int ranks);
+};
+
+/// A seeded random sequence of mixed calls with random yields, checked against the reference; throws when anything is wrong.
+void chaos(ProcessGroup& group, std::uint64_t seed, int calls);
+
+/// Transports whose ranks may be processes, by name; for the child program.
+void register_for_processes(const Transport& transport);
+
+#define UNISONO_INSTANTIATE_CONTRACT(Name, transport)                       \
+  INSTANTIATE_TEST_SUITE_P(Name, Contract, ::testing::Values(transport));   \
+  [[maybe_unused]] const bool k##Name##Registered = [] {                    \
+    register_for_processes(transport);                                      \
+    return true;                                                            \
+  }()
+
+}  // namespace unisono::testing
