@@ -91,7 +91,8 @@ void at_end_of_backward(std::function<void()> done) {
 
 namespace {
 
-// RecordFunction callbacks are plain function pointers: the watch that a thread waits for is found through this.
+// RecordFunction callbacks are plain function pointers: the watch that a thread waits for is found through this. The callback
+// is a global one, for autograd puts the thread-local ones back to what they were when the nested backward ends.
 struct Watch {
   int depth;
   std::function<void()> reached;
@@ -114,7 +115,7 @@ std::unique_ptr<at::ObserverContext> on_backward_node(const at::RecordFunction&)
 
 std::shared_ptr<void> watch_outer_backward(int depth, std::function<void()> reached) {
   auto* watch = new Watch{depth, std::move(reached)};
-  watch->handle = at::addThreadLocalCallback(
+  watch->handle = at::addGlobalCallback(
       at::RecordFunctionCallback(&on_backward_node).scopes({at::RecordScope::BACKWARD_FUNCTION}));
   active_watch = watch;
   return std::shared_ptr<void>(watch, [](void* p) {

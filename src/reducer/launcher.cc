@@ -20,6 +20,7 @@ void Launcher::begin(Buckets& buckets, std::int64_t step, Averaging averaging) {
   averaging_ = averaging;
   next_ = 0;
   ended_ = 0;
+  failed_ = -1;
 }
 
 bool Launcher::next_is_ready() const {
@@ -58,7 +59,10 @@ void Launcher::wait() {
       buckets_->all()[ended_].work.wait();
       ended(ended_);
     } catch (...) {
-      if (!first) first = std::current_exception();
+      if (!first) {
+        first = std::current_exception();
+        failed_ = static_cast<int>(ended_);
+      }
     }
   }
   if (first) std::rethrow_exception(first);

@@ -37,9 +37,11 @@ class Launcher {
   /// Moves what has been launched forward without waiting.
   void poll();
   /// Waits for everything; every message is waited for even if an earlier one failed, then the first failure is thrown.
+  /// `failed()` is then the bucket it belongs to.
   void wait();
   /// The combined record of the last message; after `wait`.
   const ControlRecord& verdict() const;
+  int failed() const { return failed_; }
   /// Averages a flat tensor beside the buckets, at the end of a backward. *Blocks*.
   void average(const at::Tensor& flat, std::int32_t bucket);
 
@@ -56,6 +58,7 @@ class Launcher {
   Averaging averaging_;
   std::size_t next_ = 0;   // first not launched
   std::size_t ended_ = 0;  // first not known to have ended
+  int failed_ = -1;
 };
 
 }  // namespace unisono

@@ -21,7 +21,7 @@ void ReadyOrder::end_of_backward(const Bitmap& fired) {
   learnt_ = true;
 }
 
-void ReadyOrder::agree(ProcessGroup& group) {
+void ReadyOrder::agree(ProcessGroup& group, std::int64_t step) {
   // What was not observed keeps its place behind what was.
   std::vector<std::int32_t> order(observed_.begin(), observed_.end());
   Bitmap seen(order_.size());
@@ -30,7 +30,7 @@ void ReadyOrder::agree(ProcessGroup& group) {
     if (!seen.test(i)) order.push_back(static_cast<std::int32_t>(i));
   }
   CallOptions options;
-  options.tag.what = "ready order";
+  options.tag = {step, 0, "ready order"};
   group.broadcast({order.data(), order.size(), Dtype::i32}, 0, options).wait();
   order_.assign(order.begin(), order.end());
   observed_.clear();

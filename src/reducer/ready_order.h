@@ -30,7 +30,7 @@ class ReadyOrder {
   /// Whether a plan by observed order is due. The same on all ranks: it depends on the count of good backwards only.
   bool wants_rebuild() const { return learnt_ && !agreed_; }
   /// *Collective*. *Blocks*. Takes rank 0's observed order as everybody's.
-  void agree(ProcessGroup& group);
+  void agree(ProcessGroup& group, std::int64_t step);
 
   /// Whether a bucket should wait for this parameter: not when it was silent in the last three backwards. Three, so that two
   /// losses taken in turn, each with its own parameters, do not look like silence.

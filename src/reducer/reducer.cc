@@ -253,12 +253,12 @@ void Reducer::finish_reduction() {
     }
     if (verdict.late.any()) reduce_late(verdict);
     settle(verdict);
+  } catch (const Error& e) {
+    fail_reduction();
+    if (launcher_.failed() < 0) throw;
+    throw Error(e.code(), e.what() + describe_bucket(static_cast<std::size_t>(launcher_.failed())));
   } catch (...) {
-    for (GradientSlot& slot : slots_) slot.reset();
-    order_.forget_observed();
-    close_window();
-    ++step_;
-    transition(Event::failure);
+    fail_reduction();
     throw;
   }
   order_.end_of_backward(ready_);
@@ -273,6 +273,14 @@ void Reducer::finish_reduction() {
                                                  " on at least one rank in step " + std::to_string(step_ - 1) +
                                                  "; the averages are right, and without `strict` this is no error");
   }
+}
+
+void Reducer::fail_reduction() {
+  for (GradientSlot& slot : slots_) slot.reset();
+  order_.forget_observed();
+  close_window();
+  ++step_;
+  transition(Event::failure);
 }
 
 // Gradients that came after their bucket had left are averaged in a message of their own and added: right for sums and
@@ -334,16 +342,13 @@ void Reducer::abandon(std::int64_t backward) noexcept {
       launcher_.wait();
     } catch (...) {  // the group is poisoned: its next call says so
     }
-    order_.forget_observed();
-    for (GradientSlot& slot : slots_) slot.reset();
-    close_window();
-    ++step_;
+    return fail_reduction();
   }
   transition(Event::failure);
 }
 
 void Reducer::rebuild() {
-  order_.agree(*group_);
+  order_.agree(*group_, step_);
   std::vector<GradientSpec> specs;
   for (const GradientSlot& slot : slots_) specs.push_back(slot.spec());
   auto plan = plan_buckets(specs, order_.order(), options_.caps);
@@ -411,6 +416,15 @@ std::vector<std::int64_t> Reducer::bucket_sizes() const {
   std::vector<std::int64_t> sizes;
   for (const Bucket& bucket : buckets_->all()) sizes.push_back(static_cast<std::int64_t>(bucket.spec.bytes));
   return sizes;
+}
+
+std::string Reducer::describe_bucket(std::size_t index) const {
+  const auto& members = buckets_->all()[index].spec.members;
+  std::string text = " Bucket " + std::to_string(index) + " holds '" + slots_[members.front()].name() + "'";
+  if (members.size() > 1) {
+    text += " to '" + slots_[members.back()].name() + "' (" + std::to_string(members.size()) + " parameters)";
+  }
+  return text + ".";
 }
 
 std::string Reducer::names_of(const Bitmap& set) const {

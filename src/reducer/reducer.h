@@ -72,11 +72,13 @@ class Reducer final : public GradientListener {
   void mark_ready(std::size_t index);
   void launch_next(bool withhold);
   void finish_reduction();
+  void fail_reduction();
   void reduce_late(const BackwardMessage& verdict);
   void settle(const BackwardMessage& verdict);
   void close_window();
   void rebuild();
   std::string names_of(const Bitmap& set) const;
+  std::string describe_bucket(std::size_t index) const;
 
   // Fixed.
   std::shared_ptr<ProcessGroup> group_;
