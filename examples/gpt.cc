@@ -266,8 +266,8 @@ int train(int argc, char** argv) {
     step_s.push_back(now - step_begin);
     exposed_s.push_back(ddp.last_step().exposed_s);
     if (step + 1 == trace_to) {
-      ddp.core().set_tracing(false);
       run.write_trace(ddp.core().take_trace());
+      ddp.core().set_tracing(false);
     }
     if (!std::isfinite(loss_here)) throw std::runtime_error("the loss is not finite in step " + std::to_string(step));
 

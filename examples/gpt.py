@@ -237,8 +237,8 @@ def train() -> int:
         step_s.append(now - step_begin)
         exposed_s.append(ddp.stats.exposed_s)
         if step + 1 == trace_to:
-            ddp.set_tracing(False)
             run.write_trace(ddp.take_trace())
+            ddp.set_tracing(False)
         if not math.isfinite(loss_here):
             raise RuntimeError(f"the loss is not finite in step {step}")
 

@@ -129,8 +129,8 @@ int train(int argc, char** argv) {
       step_s.push_back(example::seconds_now() - step_begin);
       exposed_s.push_back(ddp.last_step().exposed_s);
       if (++step == trace_to) {
-        ddp.core().set_tracing(false);
         run.write_trace(ddp.core().take_trace());
+        ddp.core().set_tracing(false);
       }
       run.write(example::Json().add("kind", "step").add("step", step - 1).add("loss", loss_here)
                     .add("step_ms", step_s.back() * 1e3).add("exposed_ms", exposed_s.back() * 1e3));

@@ -15,9 +15,13 @@ inline double seconds_now() {
 
 /// 1234567 as "1,234,567".
 inline std::string with_commas(double value) {
-  std::string digits = std::to_string(static_cast<long long>(value + 0.5));
-  for (int i = static_cast<int>(digits.size()) - 3; i > 0; i -= 3) digits.insert(static_cast<std::size_t>(i), ",");
-  return digits;
+  const std::string digits = std::to_string(static_cast<long long>(value + 0.5));
+  std::string out;
+  for (std::size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && (digits.size() - i) % 3 == 0) out += ',';
+    out += digits[i];
+  }
+  return out;
 }
 
 /// "1 rank", "2 ranks".
