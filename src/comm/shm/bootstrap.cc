@@ -21,6 +21,8 @@ namespace {
 // and everybody who still waits reads it there.
 
 constexpr std::chrono::milliseconds kSlice{50};
+// A process that failed and is gone belongs to this start when it wrote its card less than this (ns) before we began.
+constexpr std::int64_t kSameStart = 5'000'000'000;
 
 struct Card {
   std::string failure;  ///< empty: ready
@@ -61,9 +63,11 @@ class Bootstrap {
       : options_(options),
         started_ns_(now_ns()),
         deadline_ns_(started_ns_ + options.start_timeout.count()),
-        cards_(static_cast<std::size_t>(options.size)) {}
+        cards_(static_cast<std::size_t>(options.size)),
+        last_failures_(static_cast<std::size_t>(options.size)) {}
 
   Attachment run() {
+    if (!options_.store) return run_alone();
     const std::int64_t number = options_.store->add(key("claim", options_.rank), 1);
     mine_.size = options_.size;
     mine_.process = ProcessIdentity::self();
@@ -82,6 +86,15 @@ class Bootstrap {
   }
 
  private:
+  // A world of one meets nobody.
+  Attachment run_alone() {
+    mine_.size = options_.size;
+    mine_.process = ProcessIdentity::self();
+    make_own_memory();
+    cards_[0] = mine_;
+    return map_all();
+  }
+
   std::string key(const char* what, int rank, std::int64_t number = 0) const {
     std::string text = options_.prefix + "/shm/" + what + "/" + std::to_string(rank);
     return number > 0 ? text + "/" + std::to_string(number) : text;
@@ -137,7 +150,8 @@ class Bootstrap {
       const auto c = card(rank, n, last && !found ? patience : std::chrono::milliseconds(1));
       if (!c) continue;
       const bool alive = c->process.alive();
-      if (!c->failure.empty() && (alive || c->written_ns >= started_ns_)) {
+      if (!c->failure.empty()) last_failures_[static_cast<std::size_t>(rank)] = c->failure;
+      if (!c->failure.empty() && (alive || c->written_ns >= started_ns_ - kSameStart)) {
         throw Error(ErrorCode::invalid_argument, here() + "rank " + std::to_string(rank) + ", " + c->process.shown() +
                                                      ", cannot start: " + c->failure);
       }
@@ -174,10 +188,15 @@ class Bootstrap {
 
   [[noreturn]] void fail_missing(const std::vector<int>& ranks, const char* word) const {
     std::string list;
-    for (const int r : ranks) list += (list.empty() ? "" : ", ") + std::to_string(r);
+    std::string failures;
+    for (const int r : ranks) {
+      list += (list.empty() ? "" : ", ") + std::to_string(r);
+      const std::string& failure = last_failures_[static_cast<std::size_t>(r)];
+      if (!failure.empty()) failures += " Rank " + std::to_string(r) + " failed some time before: " + failure;
+    }
     throw Error(ErrorCode::timeout, here() + word + (ranks.size() == 1 ? " rank " : " ranks ") + list + " after " +
                                         std::to_string(options_.start_timeout.count() / 1'000'000) +
-                                        " ms. Was every rank started, with the same store and prefix ('" + options_.prefix + "')?");
+                                        " ms. Was every rank started, with the same store and prefix ('" + options_.prefix + "')?" + failures);
   }
 
   std::shared_ptr<Mapping> map_one(const Card& c, std::uintptr_t address, int fd, std::size_t bytes) const {
@@ -220,7 +239,7 @@ class Bootstrap {
           throw Error(ErrorCode::peer_lost, here() + "rank " + std::to_string(r) + ", " + processes[static_cast<std::size_t>(r)].shown() +
                                                 ", died while the ranks were starting");
         }
-        look_for(r, std::chrono::milliseconds(0));
+        look_for(r, std::chrono::milliseconds(1));
       }
       if (now_ns() > deadline_ns_) {
         throw Error(ErrorCode::timeout, here() + "only " + std::to_string(head.attached.load()) + " of " +
@@ -238,6 +257,7 @@ class Bootstrap {
   std::shared_ptr<Mapping> control_;
   std::shared_ptr<Mapping> staging_;
   std::vector<std::optional<Card>> cards_;
+  std::vector<std::string> last_failures_;  ///< of earlier claimants
 };
 
 }  // namespace

@@ -11,11 +11,12 @@ namespace unisono::shm {
 //
 // A call that not all ranks have entered is given up by withdrawing from its gate, and only if that succeeds: the gate
 // decides. A call that all have entered is carried out whatever happens elsewhere. Its staged data may be left in the middle,
-// since ranks then write staging memory only. In place, a rank leaves when every other rank is done, dead or has failed; past
-// the deadline it first maps private pages over its memory. Within one process that would not keep a peer out, but there
-// a peer cannot be stopped alone either, so ranks that are threads wait.
+// since ranks then write staging memory only. In place, a rank leaves when a rank is dead or has failed, or when the deadline
+// has passed; but it first maps private pages over its memory, because others may still be about to write there: this call's
+// data, or that of the next call, if they looked at our done word before we failed. Within one process that would not
+// keep a peer out; but there a peer cannot die or be stopped alone, so ranks that are threads wait for it.
 //
-// Order when giving up: first the gate, then the group's cause, then the done word with its failed bit.
+// Order when giving up: the gate, the group's cause, the memory, and last the done word with its failed bit.
 
 namespace {
 
@@ -92,14 +93,13 @@ bool Engine::look_at_head(Call& head, std::int64_t now) {
   const bool lost = (waited & gone_) != 0;
   const bool late = now >= head.deadline_ns_;
   const bool aborted = failed_ && failed_->from <= head.sequence_;
-  if (head.stage_ == Stage::moving && !(lost || failed || late || aborted)) return false;
-  if (head.stage_ == Stage::finishing) {
-    if (alive == 0 && !lost && failed == 0) return false;
-    if (alive != 0) {
-      if (!late && !(aborted && now >= failed_ns_ + kAbortGrace)) return false;
-      if (peers_.any_here()) return false;
-      take_memory_along();
-    }
+  const bool hopeless = lost || failed != 0;
+  const bool overdue = late || (aborted && now >= failed_ns_ + kAbortGrace);
+  if (head.path_ == Path::in_place) {
+    const bool stay = hopeless ? head.stage_ == Stage::finishing && peers_.any_here() : !overdue || peers_.any_here();
+    if (alive != 0 ? stay : !hopeless) return false;
+  } else if (!hopeless && !late && !aborted) {
+    return false;
   }
   if (failed_) {
     fail_head(failed_->error);
@@ -160,15 +160,18 @@ void Engine::fail(ErrorCode code, const std::string& text, std::uint64_t from) {
   wake_all(team_.segment.head().event);
 }
 
-// Ends all calls that some rank has not entered; those that all have entered will be carried out.
+// Ends the first call that some rank has not entered, and all behind it; what all have entered before will be carried out. A
+// call behind a withdrawn one may still become full when a rank enters late, but every rank comes to the withdrawn one first.
 void Engine::settle() {
   const std::vector<std::shared_ptr<Call>> calls(queue_.begin(), queue_.end());
+  bool ended = false;
   for (const auto& call : calls) {
     if (call->stage_ == Stage::moving || call->stage_ == Stage::finishing) continue;
     if (call->stage_ == Stage::entered) {
       const auto target = gate_target(call->sequence_, team_.size);
-      if (withdraw(team_.segment.gate(call->sequence_), target) == GateState::full) continue;
+      if (withdraw(team_.segment.gate(call->sequence_), target) == GateState::full && !ended) continue;
     }
+    ended = true;
     retire(*call, std::make_exception_ptr(failed_->error));
   }
 }
@@ -181,6 +184,7 @@ void Engine::fail_head(const Error& error) {
     failed_ns_ = now_ns();
   }
   settle();
+  if (!peers_.any_here()) take_memory_along();
   publish_done(sequence, true);
   while (!queue_.empty()) retire(*queue_.front(), std::make_exception_ptr(failed_->error));
   wake_all(team_.segment.head().event);

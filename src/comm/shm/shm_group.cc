@@ -181,6 +181,10 @@ std::string why_not_shm(const GroupOptions& options) {
 }
 
 std::shared_ptr<ProcessGroup> make_shm_group(const GroupOptions& options, const ShmOptions& shm_options) {
+  if (const std::string reason = why_not_shm(options); !reason.empty()) {
+    throw Error(ErrorCode::invalid_argument, "unisono shm group, rank " + std::to_string(options.rank) + " of " +
+                                                 std::to_string(options.size) + ": " + reason);
+  }
   auto engine = std::make_shared<shm::Engine>("shm", options.rank, shm::attach(options), shm_options.eager_progress);
   engine->start();
   return std::make_shared<ShmGroup>(options, std::move(engine));
