@@ -1,8 +1,11 @@
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include <unisono/error.h>
 
 namespace unisono {
 
@@ -29,6 +32,9 @@ struct DistributedDataParallelOptions {
   bool strict = false;
   /// Names of parameters and buffers that are left alone, e.g. "encoder.weight".
   std::vector<std::string> parameters_and_buffers_to_ignore = {};
+  /// For bindings of other languages: called with each error that is about to leave backward through autograd, and may throw
+  /// that language's own exception in its place.
+  std::function<void(const Error&)> rethrow = nullptr;
 };
 
 }  // namespace unisono

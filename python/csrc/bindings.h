@@ -2,10 +2,15 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <unisono/error.h>
+
 namespace unisono::python {
 
 /// For every call that may wait for a peer, and for whatever autograd calls back.
 using WithoutGil = py::call_guard<py::gil_scoped_release>;
+
+/// Throws the Python exception of `error`: for errors that leave through autograd, which knows Python's but not ours.
+void throw_in_python(const Error& error);
 
 void bind_errors(py::module_& module);
 void bind_group(py::module_& module);

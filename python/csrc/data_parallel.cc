@@ -63,7 +63,9 @@ void bind_data_parallel(py::module_& module) {
   py::class_<DataParallel>(module, "DataParallel")
       .def(py::init([](const Named& parameters, const Named& buffers, std::shared_ptr<ProcessGroup> group,
                        const DistributedDataParallelOptions& options) {
-             return std::make_unique<DataParallel>(named(parameters), named(buffers), std::move(group), options);
+             auto with_rethrow = options;
+             with_rethrow.rethrow = &throw_in_python;
+             return std::make_unique<DataParallel>(named(parameters), named(buffers), std::move(group), with_rethrow);
            }),
            py::arg("parameters"), py::arg("buffers"), py::arg("group"), py::arg("options"), WithoutGil())
       .def(

@@ -15,6 +15,12 @@ void raise_in_python(const Error& error) {
 
 }  // namespace
 
+void throw_in_python(const Error& error) {
+  py::gil_scoped_acquire gil;
+  raise_in_python(error);
+  throw py::error_already_set();
+}
+
 void bind_errors(py::module_& module) {
   py::register_exception_translator([](std::exception_ptr raised) {
     try {

@@ -32,7 +32,7 @@ __all__ = [
 
 def cmake_prefix_path() -> str:
     """What to give CMake as -DCMAKE_PREFIX_PATH so that find_package(unisono) finds this installation."""
-    return str(Path(__file__).resolve().parent)
+    return str(Path(__file__).absolute().parent)
 
 
 def _register_with_torch() -> None:

@@ -79,7 +79,7 @@ DataParallel::DataParallel(std::vector<NamedTensor> parameters, std::vector<Name
   s.reducer = std::make_unique<Reducer>(
       trainable, s.group,
       Reducer::Options{BucketCaps::from(options), options.overlap && !options.naive, options.gradient_as_bucket_view,
-                       options.strict});
+                       options.strict, options.rethrow});
 }
 
 DataParallel::~DataParallel() = default;

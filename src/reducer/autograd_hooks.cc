@@ -15,11 +15,21 @@ namespace {
 
 using torch::autograd::variable_list;
 
+template <typename Body>
+auto telling(GradientListener& listener, Body body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    listener.leaving(error);
+    throw;
+  }
+}
+
 class PreHook : public torch::autograd::FunctionPreHook {
  public:
   PreHook(GradientListener& listener, std::size_t index) : listener_(listener), index_(index) {}
   variable_list operator()(const variable_list& gradients) override {
-    return {listener_.before_accumulate(index_, gradients[0])};
+    return telling(listener_, [&] { return variable_list{listener_.before_accumulate(index_, gradients[0])}; });
   }
 
  private:
@@ -31,7 +41,7 @@ class PostHook : public torch::autograd::FunctionPostHook {
  public:
   PostHook(GradientListener& listener, std::size_t index) : listener_(listener), index_(index) {}
   variable_list operator()(const variable_list& outputs, const variable_list&) override {
-    listener_.after_accumulate(index_);
+    telling(listener_, [&] { listener_.after_accumulate(index_); });
     return outputs;
   }
 

@@ -7,6 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <unisono/error.h>
+
 namespace unisono {
 
 /// What the reducer hears from autograd. Called on the thread that runs that part of backward: the caller's for CPU
@@ -19,6 +21,8 @@ class GradientListener {
   virtual at::Tensor before_accumulate(std::size_t index, const at::Tensor& gradient) = 0;
   /// Autograd is done with `.grad` of parameter `index`, also when there was no gradient.
   virtual void after_accumulate(std::size_t index) = 0;
+  /// `error` is about to leave into autograd. May throw something else in its place.
+  virtual void leaving(const Error& error) = 0;
 };
 
 /// Hooks on the gradient accumulators of parameters, taken off again at destruction.

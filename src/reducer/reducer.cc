@@ -23,7 +23,14 @@ class Reducer::Ending {
 
   void reach() {
     reached_ = true;
-    if (auto reducer = reducer_.lock()) (*reducer)->reached_end(backward_, depth_);
+    auto reducer = reducer_.lock();
+    if (!reducer) return;
+    try {
+      (*reducer)->reached_end(backward_, depth_);
+    } catch (const Error& error) {
+      (*reducer)->leaving(error);
+      throw;
+    }
   }
 
  private:
@@ -58,6 +65,10 @@ Reducer::Reducer(const std::vector<NamedTensor>& parameters, std::shared_ptr<Pro
 Reducer::~Reducer() {
   hooks_.reset();
   alive_.reset();
+}
+
+void Reducer::leaving(const Error& error) {
+  if (options_.rethrow) options_.rethrow(error);
 }
 
 void Reducer::transition(Event event) {

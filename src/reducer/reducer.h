@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -33,6 +34,7 @@ class Reducer final : public GradientListener {
     bool overlap = true;
     bool as_view = true;
     bool strict = false;
+    std::function<void(const Error&)> rethrow = nullptr;  // may throw another exception in an error's place
   };
 
   /// *Collective* (allocates buckets). `parameters` all require grad.
@@ -51,6 +53,7 @@ class Reducer final : public GradientListener {
 
   at::Tensor before_accumulate(std::size_t index, const at::Tensor& gradient) override;
   void after_accumulate(std::size_t index) override;
+  void leaving(const Error& error) override;
 
  private:
   enum class Phase { idle, local, reducing };
