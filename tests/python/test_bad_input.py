@@ -55,7 +55,7 @@ def wrap_mismatched(group, kind):
     ("count", ["b.weight"]),  # A5
     ("shape", ["b.weight", "1, 4", "2, 4"]),
     ("dtype", ["b.weight"]),
-    ("frozen", ["b.weight", "requires_grad"]),
+    ("frozen", ["b.weight", "requires grad", "no grad"]),
     ("buffer", ["q", "2", "3"]),  # E4
 ])
 def test_replicas_that_differ(on_ranks, kind, words):

@@ -23,7 +23,7 @@ def linear(features=4, weight=1.0):
 
 
 def x_of(group, scale=1.0, features=4):
-    return torch.full((1, features), (group.rank() + 1) * scale)
+    return torch.full((1, features), float((group.rank() + 1) * scale))
 
 
 def same_everywhere(results):
@@ -481,6 +481,7 @@ def buffer_at_start(group, options):
     module = WithBuffer(group.rank())
     ddp = DistributedDataParallel(module, process_group=group, **options)
     at_start = module.q.tolist()
+    ddp(x_of(group)).sum().backward()
     module.q.fill_(10.0 + group.rank())
     ddp(x_of(group)).sum().backward()
     first = module.q.tolist()

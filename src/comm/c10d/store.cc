@@ -48,7 +48,9 @@ class C10dStore final : public Store {
     try {
       store_->wait({key}, to_milliseconds(timeout));
       return true;
-    } catch (const c10::DistStoreError&) {  // c10d's word for a time-out here; a lost connection is a DistNetworkError
+    } catch (const c10::DistNetworkError&) {
+      throw;
+    } catch (const c10::Error&) {  // a time-out: a DistStoreError of a TCPStore, a plain Error of a FileStore
       return store_->check({key});
     }
   }
