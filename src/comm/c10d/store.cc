@@ -1,6 +1,7 @@
 #include <algorithm>
-#include <limits>
+#include <chrono>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -10,11 +11,7 @@
 namespace unisono {
 namespace {
 
-// c10d takes 0 for "no time-out", so a short wait is at least a millisecond.
-std::chrono::milliseconds to_milliseconds(std::chrono::nanoseconds timeout) {
-  const auto rounded = std::chrono::ceil<std::chrono::milliseconds>(timeout);
-  return std::clamp(rounded, std::chrono::milliseconds(1), std::chrono::milliseconds(std::numeric_limits<int>::max()));
-}
+constexpr std::chrono::milliseconds kLongestPause{10};
 
 std::string first_line(const char* text) {
   const std::string all(text);
@@ -44,15 +41,15 @@ class C10dStore final : public Store {
   }
 
  private:
+  // Asked again and again rather than waited for: a TCPStore prints two warnings for every wait that times out, and start-up
+  // waits in short turns to notice ranks that were claimed twice.
   bool appears(const std::string& key, std::chrono::nanoseconds timeout) {
-    try {
-      store_->wait({key}, to_milliseconds(timeout));
-      return true;
-    } catch (const c10::DistNetworkError&) {
-      throw;
-    } catch (const c10::Error&) {  // a time-out: a DistStoreError of a TCPStore, a plain Error of a FileStore
-      return store_->check({key});
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    for (auto pause = std::chrono::milliseconds(1); !store_->check({key}); pause = std::min(2 * pause, kLongestPause)) {
+      if (std::chrono::steady_clock::now() >= deadline) return false;
+      std::this_thread::sleep_for(pause);
     }
+    return true;
   }
 
   template <typename Body>
