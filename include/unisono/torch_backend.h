@@ -18,9 +18,9 @@ namespace unisono {
 /// reduce, gather, scatter, all-to-all with equal blocks, barrier. Other operations throw `invalid_argument` with their name.
 c10::intrusive_ptr<c10d::Backend> make_torch_backend(std::shared_ptr<ProcessGroup> group);
 
-/// What `torch.distributed` calls to create the backend "unisono": `make_group("auto")` over torch's store, which is kept
-/// alive as long as the backend. *Collective*. *Blocks*.
-c10::intrusive_ptr<c10d::Backend> create_torch_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                                       std::chrono::milliseconds timeout);
+/// The group that `torch.distributed` gets for its backend "unisono": `make_group("auto")` over one of torch's stores, which is
+/// kept alive as long as the group. *Collective*. *Blocks*. `timeout` is the group's, and that of the start.
+std::shared_ptr<ProcessGroup> make_group_on_store(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                                  std::chrono::duration<double> timeout);
 
 }  // namespace unisono

@@ -6,6 +6,7 @@
 
 #include "bindings.h"
 #include "reducer/torch_types.h"
+#include "without_gil.h"
 
 namespace unisono::python {
 
@@ -101,11 +102,11 @@ void bind_group(py::module_& module) {
   module.def(
       "init",
       [](const std::string& transport, int rank, int size, Seconds timeout, Seconds start_timeout) {
-        return init({.transport = transport,
-                     .rank = rank,
-                     .size = size,
-                     .timeout = nanoseconds(timeout, "timeout"),
-                     .start_timeout = nanoseconds(start_timeout, "start_timeout")});
+        return destroyed_without_gil(init({.transport = transport,
+                                           .rank = rank,
+                                           .size = size,
+                                           .timeout = nanoseconds(timeout, "timeout"),
+                                           .start_timeout = nanoseconds(start_timeout, "start_timeout")}));
       },
       py::arg("transport") = "auto", py::arg("rank") = -1, py::arg("size") = -1, py::arg("timeout") = Seconds(1800),
       py::arg("start_timeout") = Seconds(300), WithoutGil());

@@ -14,8 +14,8 @@ c10::intrusive_ptr<c10d::Backend> make_torch_backend(std::shared_ptr<ProcessGrou
   return c10::make_intrusive<TorchBackend>(std::move(group));
 }
 
-c10::intrusive_ptr<c10d::Backend> create_torch_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-                                                       std::chrono::milliseconds timeout) {
+std::shared_ptr<ProcessGroup> make_group_on_store(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                                                  std::chrono::duration<double> timeout) {
   struct GroupWithStore {
     std::shared_ptr<Store> store;
     std::shared_ptr<ProcessGroup> group;
@@ -24,11 +24,10 @@ c10::intrusive_ptr<c10d::Backend> create_torch_backend(const c10::intrusive_ptr<
   GroupOptions options;
   options.rank = rank;
   options.size = size;
-  options.timeout = timeout;
-  options.start_timeout = timeout;
+  options.timeout = options.start_timeout = std::chrono::ceil<std::chrono::nanoseconds>(timeout);
   if (size > 1) options.store = kept->store = make_store(store);
   kept->group = make_group("auto", options);
-  return make_torch_backend(std::shared_ptr<ProcessGroup>(kept, kept->group.get()));
+  return {kept, kept->group.get()};
 }
 
 }  // namespace unisono
