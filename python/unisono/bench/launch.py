@@ -18,7 +18,6 @@ class BenchError(Exception):
 
 def worker_environment() -> dict[str, str]:
     """One thread per rank, on Open MPI's behalf as root too (a container), this very package for the workers."""
-    package_root = str(Path(__file__).resolve().parents[2])
     import unisono
 
     package_root = str(Path(unisono.__file__).parent.parent)  # where the compiled module is, too

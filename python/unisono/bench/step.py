@@ -81,7 +81,7 @@ def _memory(options, models: list[str], report: Report) -> None:
     lines = []
     with _steady_malloc():
         for model in models:
-            for way in MEMORY_WAYS:
+            for way in MEMORY_WAYS[:2] if options.quick else MEMORY_WAYS:
                 everyone = _train(ranks, model, [way], options, "memory")
                 pss, data = (max(rank[name] for rank in everyone) for name in ("pss", "data"))
                 lines.append([model, way.get("label", way["impl"]), show_mib(pss), show_mib(data)])
