@@ -30,7 +30,6 @@ class Progress:
         how = os.environ.get("UNISONO_PROGRESS")
         self._speaks = speaks
         self._overwrite = how == "overwrite" if how else sys.stdout.isatty()
-        self._open_line = False
         self._shown = 0.0
 
     def show(self, text: str) -> None:
@@ -38,14 +37,12 @@ class Progress:
         if not self._speaks or now - self._shown < (0.2 if self._overwrite else 10):
             return
         self._shown = now
-        print(f"\r\x1b[K{text}" if self._overwrite else text, end="" if self._overwrite else "\n", flush=True)
-        self._open_line = self._overwrite
+        print(text, end="\x1b[K\r" if self._overwrite else "\n", flush=True)
 
     def say(self, text: str) -> None:
         """A line that stays."""
         if self._speaks:
-            print(f"\r\x1b[K{text}" if self._open_line else text, flush=True)
-            self._open_line = False
+            print(text, end="\x1b[K\n" if self._overwrite else "\n", flush=True)
 
 
 class RunDirectory:

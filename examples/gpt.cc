@@ -275,7 +275,7 @@ int train(int argc, char** argv) {
                   .add("step_ms", step_s.back() * 1e3).add("exposed_ms", exposed_s.back() * 1e3)
                   .add("tokens_per_s", tokens / step_s.back()).add("lr", learning_rate(s, step)));
     const std::vector<double> recent(step_s.end() - std::min<std::ptrdiff_t>(20, std::ssize(step_s)), step_s.end());
-    progress.show(example::format("step %d/%d  loss %.3f  %s tokens/s  exposed %.2f ms (%.1f%%)  %s left", step + 1, s.steps,
+    progress.show(example::format("step %d/%d loss %.3f, %s tokens/s, exposed %.2f ms (%.1f%%), %s left", step + 1, s.steps,
                                   loss_here, example::with_commas(tokens / example::median(recent)).c_str(),
                                   exposed_s.back() * 1e3, 100 * exposed_s.back() / step_s.back(),
                                   progress.minutes((now - begin) / (step + 1) * (s.steps - step - 1)).c_str()));

@@ -244,8 +244,8 @@ def train() -> int:
 
         run.write("step", step=step, loss=loss_here, step_ms=step_s[-1] * 1e3, exposed_ms=exposed_s[-1] * 1e3,
                   tokens_per_s=tokens / step_s[-1], lr=learning_rate(s, step))
-        progress.show(f"step {step + 1}/{s.steps}  loss {loss_here:.3f}  {tokens / median(step_s[-20:]):,.0f} tokens/s  "
-                      f"exposed {exposed_s[-1] * 1e3:.2f} ms ({100 * exposed_s[-1] / step_s[-1]:.1f}%)  "
+        progress.show(f"step {step + 1}/{s.steps} loss {loss_here:.3f}, {tokens / median(step_s[-20:]):,.0f} tokens/s, "
+                      f"exposed {exposed_s[-1] * 1e3:.2f} ms ({100 * exposed_s[-1] / step_s[-1]:.1f}%), "
                       f"{minutes((now - begin) / (step + 1) * (s.steps - step - 1))} left")
         if (step + 1) % evaluate_every == 0 or step + 1 == s.steps:
             validation = evaluate(model, text.validation, sequences, group)

@@ -134,7 +134,7 @@ int train(int argc, char** argv) {
       }
       run.write(example::Json().add("kind", "step").add("step", step - 1).add("loss", loss_here)
                     .add("step_ms", step_s.back() * 1e3).add("exposed_ms", exposed_s.back() * 1e3));
-      progress.show(example::format("epoch %d/%d  step %d/%d  loss %.3f  exposed %.2f ms (%.1f%%)", epoch + 1, epochs, step,
+      progress.show(example::format("epoch %d/%d, step %d/%d, loss %.3f, exposed %.2f ms (%.1f%%)", epoch + 1, epochs, step,
                                     steps, loss_here, exposed_s.back() * 1e3, 100 * exposed_s.back() / step_s.back()));
     }
     held_out = accuracy(net, digits, *group);

@@ -127,7 +127,7 @@ def train() -> int:
                 run.write_trace(ddp.take_trace())
                 ddp.set_tracing(False)
             run.write("step", step=step - 1, loss=loss.item(), step_ms=step_s[-1] * 1e3, exposed_ms=exposed_s[-1] * 1e3)
-            progress.show(f"epoch {epoch + 1}/{s.epochs}  step {step}/{steps}  loss {loss.item():.3f}  "
+            progress.show(f"epoch {epoch + 1}/{s.epochs}, step {step}/{steps}, loss {loss.item():.3f}, "
                           f"exposed {exposed_s[-1] * 1e3:.2f} ms ({100 * exposed_s[-1] / step_s[-1]:.1f}%)")
         held_out = accuracy(net, test, group)
         progress.say(f"epoch {epoch + 1}: held-out accuracy {100 * held_out:.2f}%")

@@ -48,16 +48,14 @@ class Progress {
     const double time = seconds_now();
     if (!speaks_ || (!now && time - shown_ < (overwrite_ ? 0.2 : 10))) return;
     shown_ = time;
-    std::printf(overwrite_ ? "\r\x1b[K%s" : "%s\n", text.c_str());
+    std::printf(overwrite_ ? "%s\x1b[K\r" : "%s\n", text.c_str());
     std::fflush(stdout);
-    open_line_ = overwrite_;
   }
   /// A line that stays.
   void say(const std::string& text) {
     if (!speaks_) return;
-    std::printf(open_line_ ? "\r\x1b[K%s\n" : "%s\n", text.c_str());
+    std::printf(overwrite_ ? "%s\x1b[K\n" : "%s\n", text.c_str());
     std::fflush(stdout);
-    open_line_ = false;
   }
   /// "1:05" for 65 seconds.
   static std::string minutes(double seconds) {
@@ -73,7 +71,6 @@ class Progress {
 
   bool speaks_;
   bool overwrite_;
-  bool open_line_ = false;
   double shown_ = 0;
 };
 

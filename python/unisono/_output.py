@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import selectors
 import threading
 import time
@@ -24,6 +25,8 @@ class _Stream:
         os.set_blocking(self.read_fd, False)
         self.prefix = b"[%d] " % rank
         self.target = target
+        # On a terminal a line that ends with a carriage return alone (a progress line) is overwritten by the next.
+        self._ends = ({b"\n": b"\x1b[K\n", b"\r": b"\x1b[K\r"} if os.isatty(target) else {b"\n": b"\n", b"\r": b"\n"})
         self.partial = b""
         self.last_line = ""
 
@@ -35,16 +38,18 @@ class _Stream:
             return None
 
     def take_lines(self, data: bytes, final: bool = False) -> bytes:
-        """The complete lines, prefixed. A carriage return alone (a progress bar) ends a line too."""
-        data = (self.partial + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        *lines, self.partial = data.split(b"\n")
+        """The complete lines, prefixed. A carriage return alone ends a line too."""
+        *pieces, self.partial = re.split(rb"(?<=[\r\n])", (self.partial + data).replace(b"\r\n", b"\n"))
         if self.partial and (final or len(self.partial) > _LINE_LIMIT):
-            lines.append(self.partial)
+            pieces.append(self.partial + b"\n")
             self.partial = b""
-        for line in lines:
+        out = []
+        for piece in pieces:
+            line, end = piece[:-1], piece[-1:]
             if line.strip():
                 self.last_line = line.decode(errors="replace").strip()
-        return b"".join(self.prefix + line + b"\n" for line in lines)
+            out.append(self.prefix + line + self._ends[end])
+        return b"".join(out)
 
 
 class OutputPump:

@@ -130,6 +130,7 @@ def worker_environment(rank: int, options: LaunchOptions, port: int, cores: int)
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // options.ranks)),
         "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED") or "1",
     }
+    env["UNISONO_PROGRESS"] = "overwrite" if sys.stdout.isatty() else "lines"  # what a progress line may do
     if not sys.stdout.isatty():  # a C program sees a terminal where there may be none
         env["NO_COLOR"] = os.environ.get("NO_COLOR") or "1"
     return env

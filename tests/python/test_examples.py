@@ -6,6 +6,7 @@ The C++ programs are looked for in $UNISONO_EXAMPLES, else in the newest of buil
 
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -174,6 +175,28 @@ def test_a_killed_rank_is_named_and_leaves_whole_files(tmp_path, language):
         assert re.search(rf"^\[{survivor}\] rank {survivor}: .*rank 1\b", stderr, re.MULTILINE), stderr
     assert all(entry["kind"] in ("start", "step", "validation") for entry in read_metrics(tmp_path / "run"))
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
+
+
+@pytest.mark.parametrize("language", ["cc", "py"])
+def test_progress_is_one_line_on_a_terminal(tmp_path, language):
+    terminal, end = pty.openpty()
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "unisono", "run", "-n", "2", program("mnist", language), "--quick", "--data", DIGITS,
+         "--out", tmp_path], stdout=end, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    os.close(end)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(terminal, 65536)
+        except OSError:  # how a pseudo-terminal says that nobody writes any more
+            break
+    os.close(terminal)
+    assert launcher.wait(timeout=30) == 0, launcher.stderr.read()
+    launcher.stderr.close()
+    lines = shown.replace(b"\r\n", b"\n").split(b"\n")
+    progress = [line for line in lines if b"loss" in line]
+    assert len(progress) == 1 and progress[0].count(b"\x1b[K\r") >= 1
+    assert progress[0].split(b"\r")[-1].startswith(b"[0] epoch 1: held-out accuracy")
 
 
 @pytest.mark.parametrize("language", ["cc", "py"])
