@@ -106,7 +106,8 @@ class Checker:
     def check_autograd(self, path, name, line, target):
         internal = target.startswith(AUTOGRAD_INTERNALS) and target not in AUTOGRAD_PUBLIC
         if internal and name not in AUTOGRAD_FILES:
-            self.report(path, line, f"<{target}> is an autograd internal; only {', '.join(AUTOGRAD_FILES)} may use those")
+            allowed = ", ".join(sorted(AUTOGRAD_FILES))
+            self.report(path, line, f"<{target}> is an autograd internal; only {allowed} may use those")
 
     def check_public(self, path):
         name = str(path.relative_to(self.root))

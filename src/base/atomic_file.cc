@@ -2,12 +2,11 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unisono/error.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
-
-#include <unisono/error.h>
 
 namespace unisono {
 namespace {

@@ -1,11 +1,11 @@
 #include "base/env.h"
 
+#include <unisono/error.h>
+
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
-
-#include <unisono/error.h>
 
 namespace unisono {
 namespace {

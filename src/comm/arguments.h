@@ -1,17 +1,17 @@
 #pragma once
 
+#include <unisono/process_group.h>
+
 #include <string>
 #include <string_view>
-
-#include <unisono/process_group.h>
 
 namespace unisono {
 
 // Checks of arguments that are wrong on their own, the same for every transport. They throw `invalid_argument`, touch
 // nothing and do not poison the group. `device` is the kind of memory the transport serves.
 
-/// "unisono shm group, rank 1 of 2, all_reduce 17 (step 3, bucket 0, gradients)": how every message about a call begins.
-/// A sequence number below 0 is left out, as is a tag without content.
+/// "unisono shm group, rank 1 of 2, all_reduce 17 (step 3, bucket 0, gradients)": how every message about a call
+/// begins. A sequence number below 0 is left out, as is a tag without content.
 std::string describe_call(const ProcessGroup& group, std::string_view operation, std::int64_t sequence,
                           const CallTag& tag = {});
 

@@ -14,8 +14,8 @@
 namespace unisono::kernels {
 
 /// How a type is stored in memory and in which type it is accumulated.
-/// A NaN result is always the one canonical quiet NaN: which payload survives `a + b` depends on the order of the operands
-/// in the instruction, which the compiler is free to choose.
+/// A NaN result is always the one canonical quiet NaN: which payload survives `a + b` depends on the order of the
+/// operands in the instruction, which the compiler is free to choose.
 template <typename T>
 struct Plain {
   using Storage = T;

@@ -7,11 +7,13 @@
 #include "comm/reduce_kernels_isa.h"
 
 // The elements are cut into blocks that stay in the first-level cache. Of a block, the reduction is computed into the
-// first output and copied from there to the others; by then the block's inputs have been read, so an output may be an input.
+// first output and copied from there to the others; by then the block's inputs have been read, so an output may be an
+// input.
 //
-// Up to four inputs are reduced in registers in one loop. For more, each group of four (the last may be smaller) becomes
-// a partial, and partials are merged as a binary counter adds: two of the same size become one of twice the size, and at the
-// end the smallest are merged into the next larger. That is the tree that splits n at the largest power of two below n.
+// Up to four inputs are reduced in registers in one loop. For more, each group of four (the last may be smaller)
+// becomes a partial, and partials are merged as a binary counter adds: two of the same size become one of twice the
+// size, and at the end the smallest are merged into the next larger. That is the tree that splits n at the largest
+// power of two below n.
 
 namespace unisono {
 namespace kernels {
@@ -61,10 +63,14 @@ struct Kernel {
   template <typename Out, typename Then>
   UNISONO_INLINE static void loop_any(const S* const* in, std::size_t n_in, Out* out, std::size_t n, Then then) {
     switch (n_in) {
-      case 1: return loop<1>(in, out, n, then);
-      case 2: return loop<2>(in, out, n, then);
-      case 3: return loop<3>(in, out, n, then);
-      default: return loop<4>(in, out, n, then);
+      case 1:
+        return loop<1>(in, out, n, then);
+      case 2:
+        return loop<2>(in, out, n, then);
+      case 3:
+        return loop<3>(in, out, n, then);
+      default:
+        return loop<4>(in, out, n, then);
     }
   }
 
@@ -133,10 +139,14 @@ void run(Isa isa, const Call& call) {
 template <typename E>
 void run_floating(Isa isa, const Call& call, ReduceOp op) {
   switch (op) {
-    case ReduceOp::min: return run<E, Min>(isa, call);
-    case ReduceOp::max: return run<E, Max>(isa, call);
-    case ReduceOp::product: return run<E, Product>(isa, call);
-    default: return call.divisor == 1 ? run<E, Sum>(isa, call) : run<E, Sum, true>(isa, call);
+    case ReduceOp::min:
+      return run<E, Min>(isa, call);
+    case ReduceOp::max:
+      return run<E, Max>(isa, call);
+    case ReduceOp::product:
+      return run<E, Product>(isa, call);
+    default:
+      return call.divisor == 1 ? run<E, Sum>(isa, call) : run<E, Sum, true>(isa, call);
   }
 }
 
@@ -144,13 +154,20 @@ void run_floating(Isa isa, const Call& call, ReduceOp op) {
 template <typename Signed, typename Unsigned>
 void run_integer(Isa isa, Call call, ReduceOp op, bool is_signed) {
   switch (op) {
-    case ReduceOp::min: return is_signed ? run<Plain<Signed>, Min>(isa, call) : run<Plain<Unsigned>, Min>(isa, call);
-    case ReduceOp::max: return is_signed ? run<Plain<Signed>, Max>(isa, call) : run<Plain<Unsigned>, Max>(isa, call);
-    case ReduceOp::product: return run<Plain<Unsigned>, Product>(isa, call);
-    case ReduceOp::bit_and: return run<Plain<Unsigned>, And>(isa, call);
-    case ReduceOp::bit_or: return run<Plain<Unsigned>, Or>(isa, call);
-    case ReduceOp::bit_xor: return run<Plain<Unsigned>, Xor>(isa, call);
-    default: return run<Plain<Unsigned>, Sum>(isa, call);
+    case ReduceOp::min:
+      return is_signed ? run<Plain<Signed>, Min>(isa, call) : run<Plain<Unsigned>, Min>(isa, call);
+    case ReduceOp::max:
+      return is_signed ? run<Plain<Signed>, Max>(isa, call) : run<Plain<Unsigned>, Max>(isa, call);
+    case ReduceOp::product:
+      return run<Plain<Unsigned>, Product>(isa, call);
+    case ReduceOp::bit_and:
+      return run<Plain<Unsigned>, And>(isa, call);
+    case ReduceOp::bit_or:
+      return run<Plain<Unsigned>, Or>(isa, call);
+    case ReduceOp::bit_xor:
+      return run<Plain<Unsigned>, Xor>(isa, call);
+    default:
+      return run<Plain<Unsigned>, Sum>(isa, call);
   }
 }
 
@@ -158,9 +175,12 @@ void run_bool(Isa isa, const Call& call, ReduceOp op) {
   switch (op) {
     case ReduceOp::sum:
     case ReduceOp::max:
-    case ReduceOp::bit_or: return run<Bool, Or>(isa, call);
-    case ReduceOp::bit_xor: return run<Bool, Xor>(isa, call);
-    default: return run<Bool, And>(isa, call);
+    case ReduceOp::bit_or:
+      return run<Bool, Or>(isa, call);
+    case ReduceOp::bit_xor:
+      return run<Bool, Xor>(isa, call);
+    default:
+      return run<Bool, And>(isa, call);
   }
 }
 
@@ -196,15 +216,24 @@ void tree_reduce_on(Isa isa, std::span<const void* const> inputs, std::span<void
   }
   const Call call{inputs.data(), inputs.size(), outputs.data(), outputs.size(), count, divisor};
   switch (dtype) {
-    case Dtype::f32: return run_floating<Plain<float>>(isa, call, op);
-    case Dtype::f64: return run_floating<Plain<double>>(isa, call, op);
-    case Dtype::f16: return run_floating<Half>(isa, call, op);
-    case Dtype::bf16: return run_floating<Bfloat>(isa, call, op);
-    case Dtype::i8: return run_integer<std::int8_t, std::uint8_t>(isa, call, op, true);
-    case Dtype::u8: return run_integer<std::int8_t, std::uint8_t>(isa, call, op, false);
-    case Dtype::i32: return run_integer<std::int32_t, std::uint32_t>(isa, call, op, true);
-    case Dtype::i64: return run_integer<std::int64_t, std::uint64_t>(isa, call, op, true);
-    case Dtype::boolean: return run_bool(isa, call, op);
+    case Dtype::f32:
+      return run_floating<Plain<float>>(isa, call, op);
+    case Dtype::f64:
+      return run_floating<Plain<double>>(isa, call, op);
+    case Dtype::f16:
+      return run_floating<Half>(isa, call, op);
+    case Dtype::bf16:
+      return run_floating<Bfloat>(isa, call, op);
+    case Dtype::i8:
+      return run_integer<std::int8_t, std::uint8_t>(isa, call, op, true);
+    case Dtype::u8:
+      return run_integer<std::int8_t, std::uint8_t>(isa, call, op, false);
+    case Dtype::i32:
+      return run_integer<std::int32_t, std::uint32_t>(isa, call, op, true);
+    case Dtype::i64:
+      return run_integer<std::int64_t, std::uint64_t>(isa, call, op, true);
+    case Dtype::boolean:
+      return run_bool(isa, call, op);
   }
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <span>
-
 #include <unisono/dtype.h>
+
+#include <span>
 
 namespace unisono {
 

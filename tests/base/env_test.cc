@@ -1,10 +1,9 @@
 #include "base/env.h"
 
 #include <gtest/gtest.h>
+#include <unisono/error.h>
 
 #include <cstdlib>
-
-#include <unisono/error.h>
 
 namespace unisono::testing {
 namespace {

@@ -63,7 +63,8 @@ TEST(Float16, RoundsToNearestTiesToEven) {
       }
     }
   }
-  for (float v : {65519.99f, 65520.0f, 65536.0f, 0x1p-25f, 0x1.000002p-25f, 0x1p-24f, 0x1.8p-24f, 0x1.ffep-15f, 3.4e38f}) {
+  for (float v :
+       {65519.99f, 65520.0f, 65536.0f, 0x1p-25f, 0x1.000002p-25f, 0x1p-24f, 0x1.8p-24f, 0x1.ffep-15f, 3.4e38f}) {
     expect_narrow(v);
     expect_narrow(-v);
   }
@@ -71,7 +72,8 @@ TEST(Float16, RoundsToNearestTiesToEven) {
 
 TEST(Float16, RandomBits) {
   std::mt19937 random(1);
-  for (int i = 0; i < 300000 && !HasFatalFailure(); ++i) expect_narrow(std::bit_cast<float>(static_cast<std::uint32_t>(random())));
+  for (int i = 0; i < 300000 && !HasFatalFailure(); ++i)
+    expect_narrow(std::bit_cast<float>(static_cast<std::uint32_t>(random())));
 }
 
 #if defined(__x86_64__)

@@ -1,9 +1,8 @@
 #include <gtest/gtest.h>
-
-#include <set>
-
 #include <unisono/dtype.h>
 #include <unisono/error.h>
+
+#include <set>
 
 #include "comm/reference.h"
 

@@ -1,14 +1,13 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <unisono/make_group.h>
 
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include <unisono/make_group.h>
 
 #include "comm/reference.h"
 
@@ -27,6 +26,8 @@ struct Transport {
   std::function<Maker(int size, std::chrono::nanoseconds timeout)> world;
   /// Whether ranks may be processes; then the maker of `world` is called in each.
   bool processes = false;
+  /// Whether sanitizers have much to find in it; else they get fewer and smaller worlds.
+  bool delicate = false;
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Transport& t) { return out << t.name; }
@@ -36,8 +37,8 @@ inline constexpr std::chrono::nanoseconds kPatience = std::chrono::seconds(100);
 
 using RankBody = std::function<void(ProcessGroup&)>;
 
-/// Runs `body` on `size` ranks of a new world, each a thread. What a rank throws is a test failure, and the group is aborted so
-/// that the others end.
+/// Runs `body` on `size` ranks of a new world, each a thread. What a rank throws is a test failure, and the group is
+/// aborted so that the others end.
 void run_ranks(const Transport& transport, int size, const RankBody& body);
 /// The same with `groups` groups over the same ranks, made one after the other.
 void run_ranks(const Transport& transport, int size, int groups,
@@ -61,8 +62,8 @@ Buffer buffer_of(Bytes& bytes, Dtype dtype);
 enum class Place { allocated, ordinary, mixed };
 inline constexpr Place kPlaces[] = {Place::allocated, Place::ordinary, Place::mixed};
 
-/// Memory of one rank to lay buffers in: part of an allocation of the group at 64-byte steps, or of the heap. Mixed is the one
-/// on even ranks and the other on odd ones.
+/// Memory of one rank to lay buffers in: part of an allocation of the group at 64-byte steps, or of the heap. Mixed is
+/// the one on even ranks and the other on odd ones.
 class Arena {
  public:
   Arena(ProcessGroup& group, std::size_t bytes);
@@ -84,7 +85,7 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
-/// World sizes to try: 1 to 8, fewer under a sanitizer, none that the transport cannot.
+/// World sizes to try: 1 to 8, fewer under a sanitizer (what is left out is printed), none that the transport cannot.
 std::vector<int> world_sizes(const Transport& transport);
 
 class Contract : public ::testing::TestWithParam<Transport> {
@@ -93,17 +94,18 @@ class Contract : public ::testing::TestWithParam<Transport> {
   bool needs(int ranks);
 };
 
-/// A seeded random sequence of mixed calls with random yields, checked against the reference; throws when anything is wrong.
+/// A seeded random sequence of mixed calls with random yields, checked against the reference; throws when anything is
+/// wrong.
 void chaos(ProcessGroup& group, std::uint64_t seed, int calls);
 
 /// Transports whose ranks may be processes, by name; for the child program.
 void register_for_processes(const Transport& transport);
 
-#define UNISONO_INSTANTIATE_CONTRACT(Name, transport)                       \
-  INSTANTIATE_TEST_SUITE_P(Name, Contract, ::testing::Values(transport));   \
-  [[maybe_unused]] const bool k##Name##Registered = [] {                    \
-    register_for_processes(transport);                                      \
-    return true;                                                            \
+#define UNISONO_INSTANTIATE_CONTRACT(Name, transport)                     \
+  INSTANTIATE_TEST_SUITE_P(Name, Contract, ::testing::Values(transport)); \
+  [[maybe_unused]] const bool k##Name##Registered = [] {                  \
+    register_for_processes(transport);                                    \
+    return true;                                                          \
   }()
 
 }  // namespace unisono::testing

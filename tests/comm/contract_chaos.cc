@@ -106,7 +106,9 @@ Running start(ProcessGroup& group, const Plan& p, Arena& arena) {
       run.expected = blocks_of(inputs, r, bytes);
       run.work = group.all_to_all(run.out, in, options);
       break;
-    case Kind::barrier: run.work = group.barrier(options); break;
+    case Kind::barrier:
+      run.work = group.barrier(options);
+      break;
     case Kind::all_reduce:
       run.expected = reduce_reference(inputs, p.dtype, p.op);
       run.work = group.all_reduce(in, options);
@@ -118,8 +120,8 @@ Running start(ProcessGroup& group, const Plan& p, Arena& arena) {
 void finish(Running& run) {
   const std::string where = "chaos call " + std::to_string(run.plan.seed) + ", kind " +
                             std::to_string(static_cast<int>(run.plan.kind)) + ", " +
-                            std::string(to_string(run.plan.dtype)) + " " + std::string(to_string(run.plan.op)) + " of " +
-                            std::to_string(run.plan.count);
+                            std::string(to_string(run.plan.dtype)) + " " + std::string(to_string(run.plan.op)) +
+                            " of " + std::to_string(run.plan.count);
   run.work.wait();
   require_same(run.expected, run.out.data, where);
   require(run.work.withheld() == (run.plan.kind == Kind::withheld), where + ": withheld");
@@ -149,7 +151,7 @@ void chaos(ProcessGroup& group, std::uint64_t seed, int calls) {
 TEST_P(Contract, Chaos) {
   for (int size : world_sizes(GetParam())) {
     for (std::uint64_t seed : {1, 2}) {
-      run_ranks(GetParam(), size, [&](ProcessGroup& group) { chaos(group, seed, kSanitized ? 150 : 400); });
+      run_ranks(GetParam(), size, [&](ProcessGroup& group) { chaos(group, seed, kSanitized ? 100 : 400); });
     }
   }
 }

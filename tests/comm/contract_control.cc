@@ -12,8 +12,10 @@ struct Shape {
 
 ControlRecord record_of(int rank, Shape shape) {
   ControlRecord record;
-  for (std::size_t i = 0; i < shape.words; ++i) record.words.push_back(1ull << ((i * 7 + static_cast<std::size_t>(rank) * 5) % 64));
-  for (std::size_t i = 0; i < shape.sums; ++i) record.sums.push_back(0.1 * (static_cast<double>(i) + 1) * (rank + 1) + 1e-9);
+  for (std::size_t i = 0; i < shape.words; ++i)
+    record.words.push_back(1ull << ((i * 7 + static_cast<std::size_t>(rank) * 5) % 64));
+  for (std::size_t i = 0; i < shape.sums; ++i)
+    record.sums.push_back(0.1 * (static_cast<double>(i) + 1) * (rank + 1) + 1e-9);
   return record;
 }
 
@@ -108,7 +110,8 @@ TEST_P(Contract, WithheldDataStays) {
           for (Place place : kPlaces) {
             arena.clear();
             const auto seed = static_cast<std::uint64_t>(group.rank());
-            const Bytes large = make_elements(Dtype::f32, 1001 * n, seed), small = make_elements(Dtype::f32, 1001, seed + 50);
+            const Bytes large = make_elements(Dtype::f32, 1001 * n, seed),
+                        small = make_elements(Dtype::f32, 1001, seed + 50);
             Buffer a = arena.put(large, Dtype::f32, place), b = arena.put(small, Dtype::f32, place);
             CallOptions options;
             options.withhold = group.rank() == withholder;
@@ -143,7 +146,8 @@ TEST_P(Contract, ArrivalsAreOfThisCall) {
       if (a.empty()) return;  // where it cannot be known
       require(a.size() == static_cast<std::size_t>(size) && b.size() == a.size(), "one arrival per rank");
       for (std::size_t r = 0; r < a.size(); ++r) {
-        for (std::size_t s = 0; s < b.size(); ++s) require(a[r] <= b[s], "a barrier was entered before the one before ended");
+        for (std::size_t s = 0; s < b.size(); ++s)
+          require(a[r] <= b[s], "a barrier was entered before the one before ended");
       }
     });
   }

@@ -109,14 +109,15 @@ TEST_P(Contract, MismatchedCallsAreNamed) {
            {"sum", "max"});
   mismatch(t, broadcast(4, 0), broadcast(4, 1), {"broadcast", "root"});
   mismatch(t, all_reduce(4), [](ProcessGroup& g) { g.barrier().wait(); }, {"all_reduce", "barrier"});
-  mismatch(t, all_reduce(4, Dtype::f32, tagged(3, 0, "gradients")), all_reduce(4, Dtype::f32, tagged(4, 0, "gradients")),
-           {"step 3", "step 4"});
-  mismatch(t, all_reduce(4, Dtype::f32, tagged(3, 0, "gradients")), all_reduce(4, Dtype::f32, tagged(3, 1, "gradients")),
-           {"bucket 0", "bucket 1"});
-  mismatch(t, all_reduce(4, Dtype::f32, tagged(-1, -1, "gradients")), all_reduce(4, Dtype::f32, tagged(-1, -1, "digest")),
-           {"gradients", "digest"});
+  mismatch(t, all_reduce(4, Dtype::f32, tagged(3, 0, "gradients")),
+           all_reduce(4, Dtype::f32, tagged(4, 0, "gradients")), {"step 3", "step 4"});
+  mismatch(t, all_reduce(4, Dtype::f32, tagged(3, 0, "gradients")),
+           all_reduce(4, Dtype::f32, tagged(3, 1, "gradients")), {"bucket 0", "bucket 1"});
+  mismatch(t, all_reduce(4, Dtype::f32, tagged(-1, -1, "gradients")),
+           all_reduce(4, Dtype::f32, tagged(-1, -1, "digest")), {"gradients", "digest"});
   mismatch(t, all_reduce(4, Dtype::f32, with_record(1, 0)), all_reduce(4, Dtype::f32, with_record(2, 0)), {"1", "2"});
-  mismatch(t, all_reduce(4, Dtype::f32, with_record(300, 0)), all_reduce(4, Dtype::f32, with_record(300, 5)), {"300", "5"});
+  mismatch(t, all_reduce(4, Dtype::f32, with_record(300, 0)), all_reduce(4, Dtype::f32, with_record(300, 5)),
+           {"300", "5"});
 }
 
 TEST_P(Contract, WrongArgumentsAreLocal) {
@@ -176,9 +177,8 @@ TEST_P(Contract, TheDeadlineNamesWhoIsMissing) {
       AllReduceOptions options;
       options.timeout = std::chrono::milliseconds(200);
       const auto begin = std::chrono::steady_clock::now();
-      const Failure failure = require_failure(ErrorCode::timeout, [&] {
-        group.all_reduce(buffer_of(data, Dtype::f32), options).wait();
-      });
+      const Failure failure =
+          require_failure(ErrorCode::timeout, [&] { group.all_reduce(buffer_of(data, Dtype::f32), options).wait(); });
       const auto took = std::chrono::steady_clock::now() - begin;
       if (size == 2) require(took >= options.timeout, "the deadline came too early");
       require(took < kPatience / 2, "the deadline of the call was not used");

@@ -13,7 +13,8 @@ namespace {
 
 std::vector<Bytes> inputs_of(int size, std::size_t count, std::uint64_t seed) {
   std::vector<Bytes> inputs;
-  for (int r = 0; r < size; ++r) inputs.push_back(make_elements(Dtype::f32, count, seed * 100 + static_cast<std::uint64_t>(r)));
+  for (int r = 0; r < size; ++r)
+    inputs.push_back(make_elements(Dtype::f32, count, seed * 100 + static_cast<std::uint64_t>(r)));
   return inputs;
 }
 
@@ -26,7 +27,8 @@ struct Flight {
 
 Flight start(ProcessGroup& group, std::size_t count, std::uint64_t seed) {
   const auto inputs = inputs_of(group.size(), count, seed);
-  Flight flight{inputs[static_cast<std::size_t>(group.rank())], reduce_reference(inputs, Dtype::f32, ReduceOp::sum), {}};
+  Flight flight{
+      inputs[static_cast<std::size_t>(group.rank())], reduce_reference(inputs, Dtype::f32, ReduceOp::sum), {}};
   return flight;
 }
 
@@ -63,7 +65,8 @@ TEST_P(Contract, ManyInFlightWaitedInAnyOrder) {
         std::vector<std::size_t> sequence(flights.size());
         std::iota(sequence.begin(), sequence.end(), 0);
         if (order == 1) std::reverse(sequence.begin(), sequence.end());
-        if (order == 2) std::shuffle(sequence.begin(), sequence.end(), std::mt19937(static_cast<unsigned>(group.rank()) + 7));
+        if (order == 2)
+          std::shuffle(sequence.begin(), sequence.end(), std::mt19937(static_cast<unsigned>(group.rank()) + 7));
         for (std::size_t k : sequence) {
           flights[k].work.wait();
           require_same(flights[k].expected, flights[k].data.data(), "call " + std::to_string(k));
@@ -95,7 +98,8 @@ TEST_P(Contract, SeveralBucketsInPlaceInFlight) {
   }
 }
 
-/// Two groups over the same ranks. Rank 0 calls A then B and waits in that order; odd ranks wait, then even call, the other way.
+/// Two groups over the same ranks. Rank 0 calls A then B and waits in that order; odd ranks wait, then even call, the
+/// other way.
 TEST_P(Contract, TwoGroupsInOppositeOrders) {
   for (int size : world_sizes(GetParam())) {
     for (bool calls_too : {false, true}) {

@@ -11,7 +11,8 @@ namespace {
 
 std::vector<Bytes> inputs_of(int size, std::size_t count, std::uint64_t seed) {
   std::vector<Bytes> inputs;
-  for (int r = 0; r < size; ++r) inputs.push_back(make_elements(Dtype::f32, count, seed * 10 + static_cast<std::uint64_t>(r)));
+  for (int r = 0; r < size; ++r)
+    inputs.push_back(make_elements(Dtype::f32, count, seed * 10 + static_cast<std::uint64_t>(r)));
   return inputs;
 }
 

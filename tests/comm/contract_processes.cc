@@ -36,7 +36,8 @@ void die_at_once(ProcessGroup& group) {
   if (group.rank() == 1) raise(SIGKILL);
   Bytes data(400000);
   const auto failure = failure_of([&] { group.all_reduce(buffer_of(data, Dtype::f32)).wait(); });
-  require(failure && failure->code == ErrorCode::peer_lost, "expected peer_lost, got " + (failure ? failure->text : "none"));
+  require(failure && failure->code == ErrorCode::peer_lost,
+          "expected peer_lost, got " + (failure ? failure->text : "none"));
   require(failure->text.find("rank 1") != std::string::npos, "rank 1 is not in: " + failure->text);
   const auto later = failure_of([&] { group.barrier().wait(); });
   require(later && later->code == ErrorCode::peer_lost, "a later call does not fail with the first cause");
@@ -65,8 +66,8 @@ std::vector<int> run_processes(const Transport& transport, const std::string& bo
   const Folder folder;
   std::vector<Child> children;
   for (int r = 0; r < size; ++r) {
-    children.push_back(start_child(
-        "contract_rank", {transport.name, body, folder.path(), std::to_string(r), std::to_string(size)}));
+    children.push_back(
+        start_child("contract_rank", {transport.name, body, folder.path(), std::to_string(r), std::to_string(size)}));
   }
   std::vector<int> codes;
   for (Child& child : children) codes.push_back(child.wait());
@@ -81,7 +82,8 @@ void register_for_processes(const Transport& transport) {
 
 TEST_P(Contract, ChaosOfProcesses) {
   if (!GetParam().processes) GTEST_SKIP() << GetParam().name << " ranks cannot be processes";
-  for (int size : {2, 4}) EXPECT_EQ(std::vector<int>(static_cast<std::size_t>(size), 0), run_processes(GetParam(), "chaos", size));
+  for (int size : {2, 4})
+    EXPECT_EQ(std::vector<int>(static_cast<std::size_t>(size), 0), run_processes(GetParam(), "chaos", size));
 }
 
 TEST_P(Contract, AKilledProcessIsNoticed) {

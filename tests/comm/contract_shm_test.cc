@@ -7,8 +7,11 @@ namespace {
 const Transport kShm = {
     .name = "shm",
     .max_ranks = 8,
-    .world = [](int, std::chrono::nanoseconds) -> Maker { return [](const GroupOptions& o) { return make_shm_group(o); }; },
+    .world = [](int, std::chrono::nanoseconds) -> Maker {
+      return [](const GroupOptions& o) { return make_shm_group(o); };
+    },
     .processes = true,
+    .delicate = true,
 };
 
 UNISONO_INSTANTIATE_CONTRACT(Shm, kShm);

@@ -1,9 +1,8 @@
-#include "comm/reduce_kernels.h"
-
 #include <gtest/gtest.h>
 
 #include <cstring>
 
+#include "comm/reduce_kernels.h"
 #include "comm/reduce_kernels_isa.h"
 #include "comm/reference.h"
 
@@ -52,8 +51,9 @@ TEST_P(KernelGrid, BitsOfTheTree) {
     for (std::size_t n = 1; n <= 9; ++n) {
       for (std::size_t count : {1ul, 3ul, 17ul, 129ul, 1025ul, 2051ul}) {
         if (n > 5 && count == 2051) continue;
-        const std::vector<double> divisors =
-            op == ReduceOp::sum && is_defined(ReduceOp::avg, dtype) ? std::vector{1.0, 2.0, 3.0, 0.1, 0.0} : std::vector{1.0};
+        const std::vector<double> divisors = op == ReduceOp::sum && is_defined(ReduceOp::avg, dtype)
+                                                 ? std::vector{1.0, 2.0, 3.0, 0.1, 0.0}
+                                                 : std::vector{1.0};
         for (double divisor : divisors) {
           const auto inputs = inputs_of(dtype, n, count);
           const Bytes expected = reduce_reference(inputs, dtype, op, divisor);
@@ -103,7 +103,8 @@ TEST(Kernels, SlicingDoesNotMatter) {
       for (auto [begin, n] : {std::pair{std::size_t{0}, cut}, std::pair{cut, count - cut}}) {
         std::vector<const void*> in;
         std::vector<void*> out;
-        for (Bytes& b : ranks) in.push_back(b.data() + begin * size_of(dtype)), out.push_back(b.data() + begin * size_of(dtype));
+        for (Bytes& b : ranks)
+          in.push_back(b.data() + begin * size_of(dtype)), out.push_back(b.data() + begin * size_of(dtype));
         tree_reduce(in, out, n, dtype, ReduceOp::sum, 1);
       }
       for (const Bytes& b : ranks) expect_same(expected, b.data(), dtype, "cut at " + std::to_string(cut));

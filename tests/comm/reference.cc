@@ -74,10 +74,14 @@ float widen(std::uint16_t h, int exponent_bits, int mantissa_bits) {
 template <typename T>
 T combine_floating(ReduceOp op, T a, T b) {
   switch (op) {
-    case ReduceOp::min: return std::isnan(a) || std::isnan(b) ? std::nan("") : (b < a ? b : a);
-    case ReduceOp::max: return std::isnan(a) || std::isnan(b) ? std::nan("") : (b > a ? b : a);
-    case ReduceOp::product: return a * b;
-    default: return a + b;
+    case ReduceOp::min:
+      return std::isnan(a) || std::isnan(b) ? std::nan("") : (b < a ? b : a);
+    case ReduceOp::max:
+      return std::isnan(a) || std::isnan(b) ? std::nan("") : (b > a ? b : a);
+    case ReduceOp::product:
+      return a * b;
+    default:
+      return a + b;
   }
 }
 
@@ -87,13 +91,20 @@ T combine_integer(ReduceOp op, T a, T b) {
   using Wide = std::common_type_t<U, unsigned>;
   const Wide ua = static_cast<U>(a), ub = static_cast<U>(b);
   switch (op) {
-    case ReduceOp::min: return b < a ? b : a;
-    case ReduceOp::max: return b > a ? b : a;
-    case ReduceOp::product: return static_cast<T>(static_cast<U>(ua * ub));
-    case ReduceOp::bit_and: return static_cast<T>(a & b);
-    case ReduceOp::bit_or: return static_cast<T>(a | b);
-    case ReduceOp::bit_xor: return static_cast<T>(a ^ b);
-    default: return static_cast<T>(static_cast<U>(ua + ub));
+    case ReduceOp::min:
+      return b < a ? b : a;
+    case ReduceOp::max:
+      return b > a ? b : a;
+    case ReduceOp::product:
+      return static_cast<T>(static_cast<U>(ua * ub));
+    case ReduceOp::bit_and:
+      return static_cast<T>(a & b);
+    case ReduceOp::bit_or:
+      return static_cast<T>(a | b);
+    case ReduceOp::bit_xor:
+      return static_cast<T>(a ^ b);
+    default:
+      return static_cast<T>(static_cast<U>(ua + ub));
   }
 }
 
@@ -101,9 +112,12 @@ std::uint8_t combine_bool(ReduceOp op, std::uint8_t a, std::uint8_t b) {
   switch (op) {
     case ReduceOp::min:
     case ReduceOp::product:
-    case ReduceOp::bit_and: return a && b;
-    case ReduceOp::bit_xor: return !a != !b;
-    default: return a || b;
+    case ReduceOp::bit_and:
+      return a && b;
+    case ReduceOp::bit_xor:
+      return !a != !b;
+    default:
+      return a || b;
   }
 }
 
@@ -121,8 +135,10 @@ template <typename Storage, typename T, typename Load, typename Store>
 Bytes run_floating(const std::vector<Bytes>& inputs, ReduceOp op, double divisor, const Load& load,
                    const Store& store) {
   const auto finish = [&](T v) {
-    if (op == ReduceOp::sum && divisor == 0) v = 0;
-    else if (op == ReduceOp::sum && divisor != 1) v = v / static_cast<T>(divisor);
+    if (op == ReduceOp::sum && divisor == 0)
+      v = 0;
+    else if (op == ReduceOp::sum && divisor != 1)
+      v = v / static_cast<T>(divisor);
     return store(std::isnan(v) ? std::numeric_limits<T>::quiet_NaN() : v);
   };
   return run<Storage, T>(inputs, load, finish, [op](T a, T b) { return combine_floating(op, a, b); });
@@ -181,7 +197,9 @@ Bytes make_elements(Dtype dtype, std::size_t count, std::uint64_t seed) {
         put(out, i, any ? bits : dtype == Dtype::f16 ? small : narrow_bf16(widen_f16(small)));
         break;
       }
-      case Dtype::boolean: put(out, i, static_cast<std::uint8_t>(random() & 1)); break;
+      case Dtype::boolean:
+        put(out, i, static_cast<std::uint8_t>(random() & 1));
+        break;
       default: {
         const std::uint64_t bits = random();
         std::memcpy(out.data() + i * size_of(dtype), &bits, size_of(dtype));
@@ -205,12 +223,18 @@ Bytes reduce_reference(const std::vector<Bytes>& inputs, Dtype dtype, ReduceOp o
       return run_floating<float, float>(inputs, op, divisor, [](float v) { return v; }, [](float v) { return v; });
     case Dtype::f64:
       return run_floating<double, double>(inputs, op, divisor, [](double v) { return v; }, [](double v) { return v; });
-    case Dtype::f16: return run_floating<std::uint16_t, float>(inputs, op, divisor, widen_f16, narrow_half);
-    case Dtype::bf16: return run_floating<std::uint16_t, float>(inputs, op, divisor, widen_bf16, narrow_bfloat);
-    case Dtype::i8: return run_integer<std::int8_t>(inputs, op);
-    case Dtype::u8: return run_integer<std::uint8_t>(inputs, op);
-    case Dtype::i32: return run_integer<std::int32_t>(inputs, op);
-    case Dtype::i64: return run_integer<std::int64_t>(inputs, op);
+    case Dtype::f16:
+      return run_floating<std::uint16_t, float>(inputs, op, divisor, widen_f16, narrow_half);
+    case Dtype::bf16:
+      return run_floating<std::uint16_t, float>(inputs, op, divisor, widen_bf16, narrow_bfloat);
+    case Dtype::i8:
+      return run_integer<std::int8_t>(inputs, op);
+    case Dtype::u8:
+      return run_integer<std::uint8_t>(inputs, op);
+    case Dtype::i32:
+      return run_integer<std::int32_t>(inputs, op);
+    case Dtype::i64:
+      return run_integer<std::int64_t>(inputs, op);
     case Dtype::boolean: {
       const auto same = [](std::uint8_t v) { return v; };
       return run<std::uint8_t, std::uint8_t>(inputs, same, same,

@@ -1,10 +1,10 @@
 #pragma once
 
+#include <unisono/dtype.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <vector>
-
-#include <unisono/dtype.h>
 
 // What collectives must compute, written as plainly as possible and sharing no code with the library: one element at a
 // time, the tree by recursion, the 16-bit formats by arithmetic.

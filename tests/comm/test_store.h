@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <unisono/make_group.h>
 #include <unistd.h>
 
 #include <condition_variable>
@@ -10,8 +11,6 @@
 #include <mutex>
 #include <sstream>
 #include <thread>
-
-#include <unisono/make_group.h>
 
 namespace unisono::testing {
 

@@ -1,13 +1,12 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unisono/error.h>
+#include <unisono/stats.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <sstream>
-
-#include <unisono/error.h>
-#include <unisono/stats.h>
 
 #include "stats/json.h"
 
@@ -49,19 +48,21 @@ TEST(Json, Utf8StaysAndOtherBytesAreReplaced) {
     EXPECT_EQ("\"" + std::string(good) + "\"", json_string(good));
   }
   const std::string bad = "\xef\xbf\xbd";
-  EXPECT_EQ("\"a" + bad + "b\"", json_string("a\xff" "b"));
+  EXPECT_EQ("\"a" + bad + "b\"", json_string("a\xff"
+                                             "b"));
   EXPECT_EQ("\"" + bad + "\"", json_string("\xc3"));
-  EXPECT_EQ("\"" + bad + bad + "\"", json_string("\xc0\x80"));                    // overlong
-  EXPECT_EQ("\"" + bad + bad + bad + "\"", json_string("\xed\xa0\x80"));          // a surrogate
+  EXPECT_EQ("\"" + bad + bad + "\"", json_string("\xc0\x80"));                      // overlong
+  EXPECT_EQ("\"" + bad + bad + bad + "\"", json_string("\xed\xa0\x80"));            // a surrogate
   EXPECT_EQ("\"" + bad + bad + bad + bad + "\"", json_string("\xf4\x90\x80\x80"));  // beyond Unicode
-  EXPECT_EQ("\"" + bad + bad + "x\"", json_string("\xe2\x82x"));                  // cut short
+  EXPECT_EQ("\"" + bad + bad + "x\"", json_string("\xe2\x82x"));                    // cut short
 }
 
 TEST_F(ChromeTrace, HoldsRowsAndSpans) {
-  write_chrome_trace(path("trace.json"), 3,
-                     {{.name = "hook \"w\"", .category = "hooks", .begin_ns = 1234567, .end_ns = 1234999, .step = 5},
-                      {.name = "bucket 0", .category = "buckets", .begin_ns = 2000000, .end_ns = 5000001, .step = 5, .bucket = 0},
-                      {.name = "again", .category = "hooks", .begin_ns = -1500, .end_ns = -2000}});
+  write_chrome_trace(
+      path("trace.json"), 3,
+      {{.name = "hook \"w\"", .category = "hooks", .begin_ns = 1234567, .end_ns = 1234999, .step = 5},
+       {.name = "bucket 0", .category = "buckets", .begin_ns = 2000000, .end_ns = 5000001, .step = 5, .bucket = 0},
+       {.name = "again", .category = "hooks", .begin_ns = -1500, .end_ns = -2000}});
   EXPECT_EQ(R"({"displayTimeUnit":"ms","traceEvents":[
 {"ph":"M","name":"process_name","pid":3,"tid":0,"args":{"name":"rank 3"}},
 {"ph":"M","name":"thread_name","pid":3,"tid":0,"args":{"name":"hooks"}},
@@ -78,9 +79,10 @@ TEST_F(ChromeTrace, HoldsRowsAndSpans) {
 TEST_F(ChromeTrace, ReplacesAnEarlierFile) {
   std::ofstream(path("trace.json")) << std::string(100000, 'x');
   write_chrome_trace(path("trace.json"), 0, {});
-  EXPECT_EQ("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
-            "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":0,\"tid\":0,\"args\":{\"name\":\"rank 0\"}}\n]}\n",
-            read(path("trace.json")));
+  EXPECT_EQ(
+      "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
+      "{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":0,\"tid\":0,\"args\":{\"name\":\"rank 0\"}}\n]}\n",
+      read(path("trace.json")));
   EXPECT_EQ(1u, files());
 }
 

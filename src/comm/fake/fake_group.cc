@@ -103,9 +103,9 @@ class FakeGroup final : public ProcessGroup {
     auto memory = anonymous_memory(bytes);
     allocations_.push_back({static_cast<unsigned char*>(memory.get()), memory ? bytes : 0});
     if (!memory) {
-      throw Error(ErrorCode::invalid_argument,
-                  describe_call(*this, "allocate", -1) + ": " + std::to_string(bytes) +
-                      " bytes do not fit; this machine has " + std::to_string(memory_of_machine()) + " in all");
+      throw Error(ErrorCode::invalid_argument, describe_call(*this, "allocate", -1) + ": " + std::to_string(bytes) +
+                                                   " bytes do not fit; this machine has " +
+                                                   std::to_string(memory_of_machine()) + " in all");
     }
     return {.data = memory.get(), .count = bytes, .dtype = Dtype::u8, .owner = memory};
   }

@@ -1,11 +1,11 @@
 #pragma once
 
+#include <unisono/process_group.h>
+
 #include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
-
-#include <unisono/process_group.h>
 
 namespace unisono {
 
@@ -30,9 +30,10 @@ struct FakeCall {
 
 /// A world of `size` ranks in one process, for tests: the process group contract, played to a script.
 ///
-/// A call ends when all ranks have made it, in the thread of the last one; so ranks may be threads, or all be driven by one thread
-/// that makes every rank's call before it waits. Between `hold()` and `release_all()` calls do not end by themselves: each waits
-/// for its `release`, in any order the test likes. That is how delays and reordering are told, without a clock.
+/// A call ends when all ranks have made it, in the thread of the last one; so ranks may be threads, or all be driven by
+/// one thread that makes every rank's call before it waits. Between `hold()` and `release_all()` calls do not end by
+/// themselves: each waits for its `release`, in any order the test likes. That is how delays and reordering are told,
+/// without a clock.
 ///
 /// *Threads*: everything may be called from any thread.
 class FakeWorld {

@@ -68,8 +68,8 @@ std::int64_t FakeWorld::State::enter(FakeEntry entry) {
     const FakeCall* low = &here.entries[r]->call;
     const FakeCall* high = &other->call;
     if (low->rank > high->rank) std::swap(low, high);
-    fail(Error(ErrorCode::mismatch, "unisono fake group, call " + std::to_string(sequence) + ": ranks disagree: " +
-                                        rank_is(low->rank, "calls ") + describe(*low) + ", " +
+    fail(Error(ErrorCode::mismatch, "unisono fake group, call " + std::to_string(sequence) +
+                                        ": ranks disagree: " + rank_is(low->rank, "calls ") + describe(*low) + ", " +
                                         rank_is(high->rank, "calls ") + describe(*high) +
                                         ". All ranks must make the same calls in the same order"));
     break;

@@ -41,15 +41,15 @@ struct FakeWorld::State {
   mutable std::condition_variable changed;
   int size = 0;
   std::chrono::nanoseconds timeout{0};
-  std::deque<FakeRound> rounds;                        ///< by sequence number; references stay valid
-  std::vector<std::shared_ptr<ProcessGroup>> groups;   ///< emptied when the world goes
-  std::vector<std::int64_t> made;                      ///< calls per rank
+  std::deque<FakeRound> rounds;                       ///< by sequence number; references stay valid
+  std::vector<std::shared_ptr<ProcessGroup>> groups;  ///< emptied when the world goes
+  std::vector<std::int64_t> made;                     ///< calls per rank
   std::vector<bool> lost;
   bool holding = false;
   std::map<std::int64_t, Error> failures;
   std::optional<Error> poison;
   std::vector<std::int64_t> ended;
-  std::vector<std::size_t> allocations;                ///< sizes, in order; every rank must follow them
+  std::vector<std::size_t> allocations;  ///< sizes, in order; every rank must follow them
 
   // All of these want the mutex held.
   FakeRound& round(std::int64_t sequence);

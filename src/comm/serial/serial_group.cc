@@ -80,10 +80,10 @@ class SerialGroup final : public ProcessGroup {
     throw_if_poisoned();
     auto memory = anonymous_memory(bytes);
     if (!memory) {
-      throw Error(ErrorCode::invalid_argument,
-                  describe_call(*this, "allocate", -1) + ": " + std::to_string(bytes) +
-                      " bytes do not fit; this machine has " + std::to_string(memory_of_machine()) +
-                      " bytes of memory and swap in all, some of it in use");
+      throw Error(ErrorCode::invalid_argument, describe_call(*this, "allocate", -1) + ": " + std::to_string(bytes) +
+                                                   " bytes do not fit; this machine has " +
+                                                   std::to_string(memory_of_machine()) +
+                                                   " bytes of memory and swap in all, some of it in use");
     }
     return {.data = memory.get(), .count = bytes, .dtype = Dtype::u8, .owner = memory};
   }
@@ -122,8 +122,8 @@ class SerialGroup final : public ProcessGroup {
 
 std::shared_ptr<ProcessGroup> make_serial_group(const GroupOptions& options) {
   if (options.rank != 0 || options.size != 1) {
-    throw Error(ErrorCode::invalid_argument, "unisono serial group: rank is " + std::to_string(options.rank) +
-                                                 " of " + std::to_string(options.size) +
+    throw Error(ErrorCode::invalid_argument, "unisono serial group: rank is " + std::to_string(options.rank) + " of " +
+                                                 std::to_string(options.size) +
                                                  "; a serial group is rank 0 of 1. Use transport shm or auto for more");
   }
   return std::make_shared<SerialGroup>(options.timeout);

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <memory>
-
 #include <unisono/make_group.h>
+
+#include <memory>
 
 namespace unisono {
 
