@@ -72,7 +72,8 @@ int rank_main(int rank, int size, const std::string& folder, int fd) {
     if (rank == 0) s.print(name);
   };
   report(time_calls(*group, 20000, [&] { group->barrier().wait(); }), "barrier");
-  for (const std::size_t bytes : {std::size_t{4} << 10, std::size_t{64} << 10, std::size_t{1} << 20, std::size_t{25} << 20}) {
+  for (const std::size_t bytes :
+       {std::size_t{4} << 10, std::size_t{64} << 10, std::size_t{1} << 20, std::size_t{25} << 20}) {
     const int repeats = bytes <= 65536 ? 10000 : bytes <= (1 << 20) ? 500 : 40;
     if (bytes * static_cast<std::size_t>(size) >= 65536) run_limit(*group, fd, bytes, repeats);
     Buffer shared = group->allocate(bytes);
@@ -101,7 +102,8 @@ int main(int argc, char** argv) {
     const pid_t pid = fork();
     if (pid == 0) {
       const std::string rank = std::to_string(r), ranks = std::to_string(size), descriptor = std::to_string(fd);
-      execl("/proc/self/exe", argv[0], "rank", rank.c_str(), ranks.c_str(), folder.c_str(), descriptor.c_str(), nullptr);
+      execl("/proc/self/exe", argv[0], "rank", rank.c_str(), ranks.c_str(), folder.c_str(), descriptor.c_str(),
+            nullptr);
       _exit(127);
     }
     children.push_back(pid);

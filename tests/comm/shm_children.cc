@@ -48,7 +48,8 @@ const RegisterChild kLeave("shm-leave", [](const Arguments& a) {
 const RegisterChild kDieStaged("shm-die-staged", [](const Arguments& a) {
   no_core_file();
   auto group = join(a);
-  char* memory = static_cast<char*>(mmap(nullptr, kLargeBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  char* memory =
+      static_cast<char*>(mmap(nullptr, kLargeBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   break_page_of(memory + kLargeBytes / 2);
   std::signal(SIGSEGV, SIG_DFL);
   group->all_reduce({.data = memory, .count = kLargeBytes / 4, .dtype = Dtype::f32}).wait();

@@ -41,7 +41,8 @@ Buffer floats(const Buffer& b) { return {.data = b.data, .count = b.count / 4, .
 
 void expect_lost(const Outcome& outcome, const Child& peer, int rank = 1) {
   EXPECT_EQ(outcome.code, ErrorCode::peer_lost) << outcome.text;
-  EXPECT_TRUE(contains(outcome.text, "rank " + std::to_string(rank) + ", pid " + std::to_string(peer.pid()))) << outcome.text;
+  EXPECT_TRUE(contains(outcome.text, "rank " + std::to_string(rank) + ", pid " + std::to_string(peer.pid())))
+      << outcome.text;
   EXPECT_LT(outcome.took_ns, kNoticed);
   ::testing::Test::RecordProperty("noticed_us", static_cast<int>(outcome.took_ns / 1000));
 }
@@ -67,7 +68,8 @@ TEST(ShmPeer, KilledWhileStagedDataMoves) {
   auto group = make_shm_group(options_in(folder.path(), 0, 2));
   std::vector<float> data(kLargeBytes / 4);
   const std::int64_t begin = now_ns();
-  expect_lost(outcome_of(group->all_reduce({.data = data.data(), .count = data.size(), .dtype = Dtype::f32}), begin), peer);
+  expect_lost(outcome_of(group->all_reduce({.data = data.data(), .count = data.size(), .dtype = Dtype::f32}), begin),
+              peer);
   EXPECT_NE(peer.wait(), 1);
 }
 

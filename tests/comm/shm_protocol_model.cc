@@ -66,7 +66,9 @@ class Explorer {
   bool is(Mutant mutant) const { return scenario_.mutant == mutant; }
   Kind kind(int call) const { return scenario_.kinds[static_cast<std::size_t>(call)]; }
   std::uint8_t& gate(State& s, int call) const { return s.gates[static_cast<std::size_t>(call % scenario_.slots)]; }
-  std::uint64_t target(int call) const { return gate_target(static_cast<std::uint64_t>(call), scenario_.ranks, scenario_.slots); }
+  std::uint64_t target(int call) const {
+    return gate_target(static_cast<std::uint64_t>(call), scenario_.ranks, scenario_.slots);
+  }
 
   void visit(const State& state) {
     if (seen_.insert(std::string(reinterpret_cast<const char*>(&state), sizeof state)).second) stack_.push_back(state);
@@ -100,7 +102,8 @@ class Explorer {
     const int call = rank.entered;
     if (call >= kCalls || rank.failed) return;
     for (int q = 0; q < scenario_.ranks; ++q) {
-      const bool free = slot_is_free(state.done[static_cast<std::size_t>(q)], static_cast<std::uint64_t>(call), scenario_.slots);
+      const bool free =
+          slot_is_free(state.done[static_cast<std::size_t>(q)], static_cast<std::uint64_t>(call), scenario_.slots);
       if (!free && !is(Mutant::slot_not_awaited)) return;
     }
     State next = state;
@@ -135,7 +138,8 @@ class Explorer {
     me.stage = Stage::entered;
     me.index = me.seen = 0;
     for (me.head = static_cast<std::uint8_t>(call); me.head < kCalls; ++me.head) {
-      const bool full = me.head > call && me.head < me.entered && judge(widen(gate(s, me.head)), target(me.head)) == GateState::full;
+      const bool full =
+          me.head > call && me.head < me.entered && judge(widen(gate(s, me.head)), target(me.head)) == GateState::full;
       if (full && is(Mutant::carries_on_behind_a_withdrawn_call)) return;
       me.ends[me.head] = End::failed;
     }
@@ -155,13 +159,20 @@ class Explorer {
   void head_steps(const State& state, int r) {
     const Rank& rank = state.ranks[static_cast<std::size_t>(r)];
     switch (rank.stage) {
-      case Stage::entered: return step_entered(state, r);
-      case Stage::withdrawing: return step_withdrawing(state, r);
-      case Stage::moving: return step_moving(state, r);
-      case Stage::writing: return step_writing(state, r);
-      case Stage::publishing: return step_publishing(state, r);
-      case Stage::finishing: return step_finishing(state, r);
-      case Stage::leaving: return step_leaving(state, r);
+      case Stage::entered:
+        return step_entered(state, r);
+      case Stage::withdrawing:
+        return step_withdrawing(state, r);
+      case Stage::moving:
+        return step_moving(state, r);
+      case Stage::writing:
+        return step_writing(state, r);
+      case Stage::publishing:
+        return step_publishing(state, r);
+      case Stage::finishing:
+        return step_finishing(state, r);
+      case Stage::leaving:
+        return step_leaving(state, r);
     }
   }
 
@@ -238,7 +249,8 @@ class Explorer {
     for (int q = 0; q < scenario_.ranks; ++q) {
       if (state.put[static_cast<std::size_t>(q)] > me.head) continue;
       all = false;
-      hopeless |= state.ranks[static_cast<std::size_t>(q)].dead || has_failed_by(state.done[static_cast<std::size_t>(q)], me.head);
+      hopeless |= state.ranks[static_cast<std::size_t>(q)].dead ||
+                  has_failed_by(state.done[static_cast<std::size_t>(q)], me.head);
     }
     if (all) {
       next.done[static_cast<std::size_t>(r)] = static_cast<std::uint8_t>(done_word(me.head, false));
@@ -249,13 +261,15 @@ class Explorer {
     }
   }
 
-  // While it waits for the end of the call before. Threads, which cannot take their memory along, do not leave at a deadline.
+  // While it waits for the end of the call before. Threads, which cannot take their memory along, do not leave at a
+  // deadline.
   void leave_if_hopeless(const State& state, int r) {
     const std::uint64_t before = state.ranks[static_cast<std::size_t>(r)].head - 1u;
     bool hopeless = scenario_.deadlines && !scenario_.threads;
     for (int q = 0; q < scenario_.ranks; ++q) {
       const auto word = state.done[static_cast<std::size_t>(q)];
-      hopeless |= has_failed_by(word, before + 1) || (state.ranks[static_cast<std::size_t>(q)].dead && !is_done(word, before));
+      hopeless |=
+          has_failed_by(word, before + 1) || (state.ranks[static_cast<std::size_t>(q)].dead && !is_done(word, before));
     }
     if (hopeless) fail_head(state, r);
   }
@@ -265,7 +279,8 @@ class Explorer {
     Rank& me = next.ranks[static_cast<std::size_t>(r)];
     const Rank& owner = state.ranks[me.index];
     const bool in_call = owner.entered > me.head && owner.head <= me.head;
-    if (!in_call && !owner.dead && !owner.moved_away) throw Violation("wrote into memory of a rank that was not in the call");
+    if (!in_call && !owner.dead && !owner.moved_away)
+      throw Violation("wrote into memory of a rank that was not in the call");
     next.written[me.head] = 1;
     if (next.withdrawn[me.head]) throw Violation("wrote data of a call from which a rank withdrew");
     if (++me.index == scenario_.ranks) {
@@ -301,7 +316,8 @@ class Explorer {
     bool alive = false;
     for (int q = 0; q < scenario_.ranks; ++q) {
       const auto word = state.done[static_cast<std::size_t>(q)];
-      const bool lost = has_failed_by(word, call) || (state.ranks[static_cast<std::size_t>(q)].dead && !is_done(word, call));
+      const bool lost =
+          has_failed_by(word, call) || (state.ranks[static_cast<std::size_t>(q)].dead && !is_done(word, call));
       hopeless |= lost;
       alive |= q != r && !lost && !is_done(word, call);
     }
@@ -325,7 +341,8 @@ class Explorer {
   void step_leaving(const State& state, int r) {
     State next = state;
     const int call = state.ranks[static_cast<std::size_t>(r)].head;
-    next.done[static_cast<std::size_t>(r)] = static_cast<std::uint8_t>(done_word(static_cast<std::uint64_t>(call), true));
+    next.done[static_cast<std::size_t>(r)] =
+        static_cast<std::uint8_t>(done_word(static_cast<std::uint64_t>(call), true));
     fail_from(next, r, call);
     go(next);
   }
@@ -339,7 +356,8 @@ class Explorer {
         const End end = rank.ends[static_cast<std::size_t>(c)];
         if (end == End::none) throw Violation("a living rank waits for ever in call " + std::to_string(c));
         if (scenario_.deadlines) continue;
-        if (agreed != End::none && end != agreed) throw Violation("ranks disagree on how call " + std::to_string(c) + " ended");
+        if (agreed != End::none && end != agreed)
+          throw Violation("ranks disagree on how call " + std::to_string(c) + " ended");
         agreed = end;
         if (state.deaths == 0 && end != End::well) throw Violation("a call failed for no reason");
       }

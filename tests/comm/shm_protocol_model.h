@@ -5,8 +5,9 @@
 #include <string>
 #include <vector>
 
-// A model of how ranks agree on calls in shared memory (src/comm/shm/protocol.h; the engine's stages have the same names). All
-// interleavings of the ranks' atomic steps are explored. Ranks may die at any moment, and deadlines may pass at any moment.
+// A model of how ranks agree on calls in shared memory (src/comm/shm/protocol.h; the engine's stages have the same
+// names). All interleavings of the ranks' atomic steps are explored. Ranks may die at any moment, and deadlines may
+// pass at any moment.
 
 namespace unisono::testing::model {
 

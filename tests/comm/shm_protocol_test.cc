@@ -53,7 +53,8 @@ TEST(ShmProtocol, EveryMutantIsFound) {
   for (const Mutant mutant : mutants) {
     bool found = false;
     for (const int ranks : {2, 3}) {
-      for (const Scenario& scenario : all_scenarios(ranks, mutant)) found = found || !explore(scenario).violation.empty();
+      for (const Scenario& scenario : all_scenarios(ranks, mutant))
+        found = found || !explore(scenario).violation.empty();
     }
     EXPECT_TRUE(found) << "mutant " << static_cast<int>(mutant);
   }

@@ -88,7 +88,8 @@ TEST(ShmStart, AnAllocationThatDoesNotFitIsRefusedAlikeAndHarmsNothing) {
   EXPECT_EQ(peer.wait(), kAsExpected);
   const std::string there = FolderStore(folder.path()).get("error", std::chrono::seconds(1)).value_or("none");
   EXPECT_EQ(here, there);
-  EXPECT_TRUE(contains(here, "on rank 1, this process's RLIMIT_FSIZE (ulimit -f) leaves room for 1048576 bytes")) << here;
+  EXPECT_TRUE(contains(here, "on rank 1, this process's RLIMIT_FSIZE (ulimit -f) leaves room for 1048576 bytes"))
+      << here;
 }
 
 TEST(ShmStart, AWorldOfOneNeedsNoStoreAndOthersAreToldSo) {
@@ -101,10 +102,12 @@ TEST(ShmStart, TheFactorySaysWhatItCannotServe) {
   const auto text_of = [](const std::string& transport, const GroupOptions& options) {
     return error_of([&] { make_group(transport, options); }, ErrorCode::invalid_argument);
   };
-  EXPECT_TRUE(contains(text_of("carrier-pigeon", {}), "unknown transport 'carrier-pigeon'; this build has auto, serial, shm"));
+  EXPECT_TRUE(
+      contains(text_of("carrier-pigeon", {}), "unknown transport 'carrier-pigeon'; this build has auto, serial, shm"));
   EXPECT_TRUE(contains(text_of("auto", {.rank = 2, .size = 2}), "the rank must be 0 to 1"));
   EXPECT_TRUE(contains(text_of("serial", {.rank = 0, .size = 2}), "a world of one, not of 2 ranks"));
-  EXPECT_TRUE(contains(text_of("shm", {.rank = 0, .size = 65, .store = std::make_shared<MemoryStore>()}), "at most 64 ranks"));
+  EXPECT_TRUE(
+      contains(text_of("shm", {.rank = 0, .size = 65, .store = std::make_shared<MemoryStore>()}), "at most 64 ranks"));
   for (const auto& transport : viable_transports({})) EXPECT_TRUE(transport.viable) << transport.reason;
   EXPECT_EQ(make_group("auto", {})->name(), "serial");
 }

@@ -15,10 +15,10 @@
 namespace unisono::shm {
 namespace {
 
-// Each rank *claims* its number by counting up `claim/RANK`; the n-th claimant of a rank writes a *card* to `card/RANK/n`: who it
-// is and where its memory lies, or why it cannot start. A store may hold cards of an earlier run that was killed: cards of
-// processes that have ended are passed over. Two living claimants of a rank are an error; the later one writes it on its card,
-// and everybody who still waits reads it there.
+// Each rank *claims* its number by counting up `claim/RANK`; the n-th claimant of a rank writes a *card* to
+// `card/RANK/n`: who it is and where its memory lies, or why it cannot start. A store may hold cards of an earlier run
+// that was killed: cards of processes that have ended are passed over. Two living claimants of a rank are an error; the
+// later one writes it on its card, and everybody who still waits reads it there.
 
 constexpr std::chrono::milliseconds kSlice{50};
 // A process that failed and is gone belongs to this start when it wrote its card less than this (ns) before we began.
@@ -31,7 +31,8 @@ struct Card {
   std::int64_t written_ns = 0;  ///< host clock
   int control_fd = -1;
   int staging_fd = -1;
-  // Addresses of std::shared_ptr<Mapping>, for ranks that are threads of one process; they live until all have attached.
+  // Addresses of std::shared_ptr<Mapping>, for ranks that are threads of one process; they live until all have
+  // attached.
   std::uintptr_t control = 0;
   std::uintptr_t staging = 0;
 };
@@ -39,8 +40,8 @@ struct Card {
 std::string write(const Card& c) {
   std::ostringstream out;
   out << c.process.to_string() << '\n'
-      << c.size << ' ' << c.written_ns << ' ' << c.control_fd << ' ' << c.staging_fd << ' ' << c.control << ' ' << c.staging
-      << '\n'
+      << c.size << ' ' << c.written_ns << ' ' << c.control_fd << ' ' << c.staging_fd << ' ' << c.control << ' '
+      << c.staging << '\n'
       << c.failure;
   return out.str();
 }
@@ -100,7 +101,8 @@ class Bootstrap {
     return number > 0 ? text + "/" + std::to_string(number) : text;
   }
   std::string here() const {
-    return "unisono shm group, rank " + std::to_string(options_.rank) + " of " + std::to_string(options_.size) + ", start: ";
+    return "unisono shm group, rank " + std::to_string(options_.rank) + " of " + std::to_string(options_.size) +
+           ", start: ";
   }
 
   std::optional<Card> card(int rank, std::int64_t number, std::chrono::nanoseconds patience) {
@@ -113,8 +115,8 @@ class Bootstrap {
       const auto other = card(options_.rank, before, kSlice);
       if (!other || !other->failure.empty() || !other->process.alive()) continue;
       throw Error(ErrorCode::invalid_argument,
-                  here() + "rank " + std::to_string(options_.rank) + " is claimed by " + other->process.shown() + " and by " +
-                      mine_.process.shown() +
+                  here() + "rank " + std::to_string(options_.rank) + " is claimed by " + other->process.shown() +
+                      " and by " + mine_.process.shown() +
                       ". Every process needs its own rank, and every group on one store its own prefix ('" +
                       options_.prefix + "')");
     }
@@ -124,12 +126,14 @@ class Bootstrap {
     const Room room = room_of_process();
     const std::uint64_t needed = std::max<std::uint64_t>(ControlSegment::bytes(options_.size), kStagingBytes);
     if (needed > room.bytes) {
-      throw Error(ErrorCode::invalid_argument, here() + "a rank needs files of " + std::to_string(needed) + " bytes and " +
-                                                   room.limit + " leaves " + std::to_string(room.bytes));
+      throw Error(ErrorCode::invalid_argument, here() + "a rank needs files of " + std::to_string(needed) +
+                                                   " bytes and " + room.limit + " leaves " +
+                                                   std::to_string(room.bytes));
     }
     if (options_.rank == 0) {
       control_ = Mapping::create(ControlSegment::bytes(options_.size));
-      if (!control_->reserve()) throw Error(ErrorCode::invalid_argument, here() + "no memory is left for the control segment");
+      if (!control_->reserve())
+        throw Error(ErrorCode::invalid_argument, here() + "no memory is left for the control segment");
       auto* head = new (control_->data()) SegmentHead();
       head->size = static_cast<std::uint32_t>(options_.size);
       head->magic = kMagic;
@@ -141,7 +145,8 @@ class Bootstrap {
     mine_.staging = reinterpret_cast<std::uintptr_t>(&staging_);
   }
 
-  // Looks at the cards of `rank`, waiting at most `patience` for one that is not there yet. Throws when one tells of a failure.
+  // Looks at the cards of `rank`, waiting at most `patience` for one that is not there yet. Throws when one tells of a
+  // failure.
   void look_for(int rank, std::chrono::nanoseconds patience) {
     auto& found = cards_[static_cast<std::size_t>(rank)];
     const std::int64_t claims = options_.store->add(key("claim", rank), 0);
@@ -164,13 +169,13 @@ class Bootstrap {
   void check_neighbour(int rank, const Card& c) const {
     const std::string who = "rank " + std::to_string(rank) + ", " + c.process.shown() + ", ";
     if (c.process.place != mine_.process.place) {
-      throw Error(ErrorCode::invalid_argument,
-                  here() + who + "runs on another host or in another pid namespace than " + mine_.process.shown() +
-                      "; shared memory serves ranks of one host only");
+      throw Error(ErrorCode::invalid_argument, here() + who + "runs on another host or in another pid namespace than " +
+                                                   mine_.process.shown() +
+                                                   "; shared memory serves ranks of one host only");
     }
     if (c.size != options_.size) {
-      throw Error(ErrorCode::invalid_argument, here() + who + "says there are " + std::to_string(c.size) + " ranks, and this rank says " +
-                                                   std::to_string(options_.size));
+      throw Error(ErrorCode::invalid_argument, here() + who + "says there are " + std::to_string(c.size) +
+                                                   " ranks, and this rank says " + std::to_string(options_.size));
     }
   }
 
@@ -196,7 +201,8 @@ class Bootstrap {
     }
     throw Error(ErrorCode::timeout, here() + word + (ranks.size() == 1 ? " rank " : " ranks ") + list + " after " +
                                         std::to_string(options_.start_timeout.count() / 1'000'000) +
-                                        " ms. Was every rank started, with the same store and prefix ('" + options_.prefix + "')?" + failures);
+                                        " ms. Was every rank started, with the same store and prefix ('" +
+                                        options_.prefix + "')?" + failures);
   }
 
   std::shared_ptr<Mapping> map_one(const Card& c, std::uintptr_t address, int fd, std::size_t bytes) const {
@@ -210,7 +216,8 @@ class Bootstrap {
     out.control = map_one(zero, zero.control, zero.control_fd, ControlSegment::bytes(options_.size));
     auto& head = ControlSegment(out.control->data(), options_.size).head();
     if (head.magic != kMagic || head.size != static_cast<std::uint32_t>(options_.size)) {
-      throw Error(ErrorCode::internal, here() + "the memory of rank 0, " + zero.process.shown() + ", is not a control segment");
+      throw Error(ErrorCode::internal,
+                  here() + "the memory of rank 0, " + zero.process.shown() + ", is not a control segment");
     }
     try {
       for (const auto& c : cards_) {
@@ -236,17 +243,20 @@ class Bootstrap {
       const std::uint64_t dead = peers.dead();
       for (int r = 0; r < options_.size; ++r) {
         if (dead >> r & 1) {
-          throw Error(ErrorCode::peer_lost, here() + "rank " + std::to_string(r) + ", " + processes[static_cast<std::size_t>(r)].shown() +
+          throw Error(ErrorCode::peer_lost, here() + "rank " + std::to_string(r) + ", " +
+                                                processes[static_cast<std::size_t>(r)].shown() +
                                                 ", died while the ranks were starting");
         }
         look_for(r, std::chrono::milliseconds(1));
       }
       if (now_ns() > deadline_ns_) {
         throw Error(ErrorCode::timeout, here() + "only " + std::to_string(head.attached.load()) + " of " +
-                                            std::to_string(options_.size) + " ranks have mapped each other's memory in time");
+                                            std::to_string(options_.size) +
+                                            " ranks have mapped each other's memory in time");
       }
       Sleeper sleeper(head.event);
-      if (head.attached.load() < static_cast<std::uint32_t>(options_.size)) sleeper.sleep(std::chrono::nanoseconds(kSlice).count());
+      if (head.attached.load() < static_cast<std::uint32_t>(options_.size))
+        sleeper.sleep(std::chrono::nanoseconds(kSlice).count());
     }
   }
 

@@ -1,9 +1,9 @@
 #pragma once
 
+#include <unisono/make_group.h>
+
 #include <memory>
 #include <vector>
-
-#include <unisono/make_group.h>
 
 #include "comm/process_identity.h"
 #include "comm/shm/mapping.h"
@@ -18,8 +18,8 @@ struct Attachment {
 };
 
 /// Finds the other ranks through the store and maps their memory. *Blocks* until all have done so.
-/// *Throws* `invalid_argument` (a rank claimed twice, ranks on different hosts or with different sizes, no room), `timeout`
-/// naming the missing ranks, `peer_lost`.
+/// *Throws* `invalid_argument` (a rank claimed twice, ranks on different hosts or with different sizes, no room),
+/// `timeout` naming the missing ranks, `peer_lost`.
 Attachment attach(const GroupOptions& options);
 
 }  // namespace unisono::shm

@@ -1,13 +1,13 @@
 #pragma once
 
+#include <unisono/process_group.h>
+
 #include <atomic>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <optional>
 #include <vector>
-
-#include <unisono/process_group.h>
 
 #include "comm/shm/allocations.h"
 #include "comm/shm/layout.h"
@@ -63,9 +63,7 @@ class Call final : public WorkState {
   std::exception_ptr error() const override { return has_ended() ? error_ : nullptr; }
   const ControlRecord& control() const override { return combined_; }
   bool withheld() const override { return withheld_; }
-  std::vector<std::int64_t> arrivals() const override {
-    return has_ended() ? arrivals_ : std::vector<std::int64_t>{};
-  }
+  std::vector<std::int64_t> arrivals() const override { return has_ended() ? arrivals_ : std::vector<std::int64_t>{}; }
   const std::vector<AllocationCard>& cards() const { return cards_; }
   bool has_ended() const { return ended_.load(std::memory_order_acquire); }
 

@@ -1,9 +1,9 @@
 #pragma once
 
+#include <unisono/error.h>
+
 #include <cstdint>
 #include <optional>
-
-#include <unisono/error.h>
 
 #include "comm/shm/layout.h"
 

@@ -19,9 +19,9 @@ namespace unisono::shm {
 
 /// Carries out one rank's calls, in the order they were made.
 ///
-/// Nobody waits in here but in `wait`: a call is moved forward by whoever passes by (the maker of the next call, a poll, a
-/// waiter, the progress thread) as far as it goes. `mutex_` guards the queue and is never held while data moves or anybody
-/// sleeps: the one who moves data sets `busy_` instead. See protocol.h for how ranks agree.
+/// Nobody waits in here but in `wait`: a call is moved forward by whoever passes by (the maker of the next call, a
+/// poll, a waiter, the progress thread) as far as it goes. `mutex_` guards the queue and is never held while data moves
+/// or anybody sleeps: the one who moves data sets `busy_` instead. See protocol.h for how ranks agree.
 class Engine : public std::enable_shared_from_this<Engine> {
  public:
   Engine(std::string name, int rank, Attachment attachment, bool eager);
@@ -48,10 +48,16 @@ class Engine : public std::enable_shared_from_this<Engine> {
  private:
   using Lock = std::unique_lock<std::mutex>;
 
-  // engine.cc: moving forward without trouble
+  // engine.cc: the queue
   bool advance(Lock& lock);
   bool enter_calls();
   bool step(Call& head, Lock& lock);
+  bool all_done(std::uint64_t sequence) const;
+  void publish_done(std::uint64_t sequence, bool failed);
+  void retire(Call& call, std::exception_ptr error);
+  void unlock_and_sweep(Lock& lock);
+
+  // engine_call.cc: one call without trouble
   Fingerprint fingerprint_of(const Call& call) const;
   void lay_down(Call& call);
   void agree(Call& call);
@@ -59,10 +65,6 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void plan_data(Call& call);
   void plan_path(Call& call);
   bool move_data(Call& call, Lock& lock);
-  void retire(Call& call, std::exception_ptr error);
-  void unlock_and_sweep(Lock& lock);
-  bool all_done(std::uint64_t sequence) const;
-  void publish_done(std::uint64_t sequence, bool failed);
   bool ready_to_write(std::uint64_t sequence) const;
   bool reserve_staging();
 

@@ -10,19 +10,20 @@ namespace unisono::shm {
 // The other half of the engine: what happens when calls do not move.
 //
 // A call that not all ranks have entered is given up by withdrawing from its gate, and only if that succeeds: the gate
-// decides. A call that all have entered is carried out whatever happens elsewhere. Its staged data may be left in the middle,
-// since ranks then write staging memory only. In place, a rank leaves when a rank is dead or has failed, or when the deadline
-// has passed; but it first maps private pages over its memory, because others may still be about to write there: this call's
-// data, or that of the next call, if they looked at our done word before we failed. Within one process that would not
-// keep a peer out; but there a peer cannot die or be stopped alone, so ranks that are threads wait for it.
+// decides. A call that all have entered is carried out whatever happens elsewhere. Its staged data may be left in the
+// middle, since ranks then write staging memory only. In place, a rank leaves when a rank is dead or has failed, or
+// when the deadline has passed; but it first maps private pages over its memory, because others may still be about to
+// write there: this call's data, or that of the next call, if they looked at our done word before we failed. Within one
+// process that would not keep a peer out; but there a peer cannot die or be stopped alone, so ranks that are threads
+// wait for it.
 //
 // Order when giving up: the gate, the group's cause, the memory, and last the done word with its failed bit.
 
 namespace {
 
-constexpr std::int64_t kLookAtPeers = 50'000'000;   // ns between looks at whether peers live
-constexpr std::int64_t kLookAtCalls = 1'000'000;    // ns between looks at all deadlines
-constexpr std::int64_t kAbortGrace = 1'000'000'000; // ns that peers get to be done in place after an abort
+constexpr std::int64_t kLookAtPeers = 50'000'000;    // ns between looks at whether peers live
+constexpr std::int64_t kLookAtCalls = 1'000'000;     // ns between looks at all deadlines
+constexpr std::int64_t kAbortGrace = 1'000'000'000;  // ns that peers get to be done in place after an abort
 
 std::string milliseconds(std::int64_t ns) { return std::to_string(ns / 1'000'000) + " ms"; }
 
@@ -108,7 +109,8 @@ bool Engine::look_at_head(Call& head, std::int64_t now) {
   } else if (failed != 0) {
     fail_head(Error(ErrorCode::peer_lost, place_of(head) + list_ranks(failed) + " gave it up"));
   } else {
-    fail_head(Error(ErrorCode::timeout, place_of(head) + list_ranks(alive) + " entered it but did not finish it within " +
+    fail_head(Error(ErrorCode::timeout, place_of(head) + list_ranks(alive) +
+                                            " entered it but did not finish it within " +
                                             milliseconds(now - head.issued_ns_) + "; stopped?"));
   }
   return true;
@@ -160,8 +162,9 @@ void Engine::fail(ErrorCode code, const std::string& text, std::uint64_t from) {
   wake_all(team_.segment.head().event);
 }
 
-// Ends the first call that some rank has not entered, and all behind it; what all have entered before will be carried out. A
-// call behind a withdrawn one may still become full when a rank enters late, but every rank comes to the withdrawn one first.
+// Ends the first call that some rank has not entered, and all behind it; what all have entered before will be carried
+// out. A call behind a withdrawn one may still become full when a rank enters late, but every rank comes to the
+// withdrawn one first.
 void Engine::settle() {
   const std::vector<std::shared_ptr<Call>> calls(queue_.begin(), queue_.end());
   bool ended = false;
@@ -233,15 +236,16 @@ std::string Engine::lost_text(const Call& call) const {
   for (int r = 0; r < team_.size; ++r) {
     if (!(gone_ >> r & 1)) continue;
     const bool left = team_.segment.words(r).left.load() != 0;
-    text += "rank " + std::to_string(r) + ", " + peers_.process(r).shown() + (left ? ", left the group; " : ", died; ") +
-            last_call_of(r) + ". ";
+    text += "rank " + std::to_string(r) + ", " + peers_.process(r).shown() +
+            (left ? ", left the group; " : ", died; ") + last_call_of(r) + ". ";
   }
   return text + "Look for its first error; the group can no longer be used.";
 }
 
 std::string Engine::absent_text(const Call& call) const {
   const Fingerprint f = fingerprint_of(call);
-  std::string text = "group " + name_ + ", rank " + std::to_string(team_.rank) + ", call " + std::to_string(call.sequence_) + ": ";
+  std::string text =
+      "group " + name_ + ", rank " + std::to_string(team_.rank) + ", call " + std::to_string(call.sequence_) + ": ";
   const std::string what = describe(f) + " within " + milliseconds(now_ns() - call.issued_ns_);
   bool anybody = false;
   for (int r = 0; r < team_.size; ++r) {

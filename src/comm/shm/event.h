@@ -6,9 +6,9 @@
 
 namespace unisono::shm {
 
-// Sleeping and waking over processes. A sleeper first counts itself in, then looks once more at what it waits for, then sleeps
-// on the version it saw; a waker first writes what changed, then looks whether anybody sleeps. Both use sequentially
-// consistent operations, so one of them sees the other. std::atomic::wait never wakes another process.
+// Sleeping and waking over processes. A sleeper first counts itself in, then looks once more at what it waits for, then
+// sleeps on the version it saw; a waker first writes what changed, then looks whether anybody sleeps. Both use
+// sequentially consistent operations, so one of them sees the other. std::atomic::wait never wakes another process.
 
 class Sleeper {
  public:

@@ -1,21 +1,28 @@
 #include "comm/shm/fingerprint.h"
 
-#include <cstring>
-
 #include <unisono/dtype.h>
+
+#include <cstring>
 
 namespace unisono::shm {
 namespace {
 
 const char* name_of(Operation operation) {
   switch (operation) {
-    case Operation::all_reduce: return "all_reduce";
-    case Operation::broadcast: return "broadcast";
-    case Operation::all_gather: return "all_gather";
-    case Operation::reduce_scatter: return "reduce_scatter";
-    case Operation::all_to_all: return "all_to_all";
-    case Operation::barrier: return "barrier";
-    case Operation::allocate: return "allocate";
+    case Operation::all_reduce:
+      return "all_reduce";
+    case Operation::broadcast:
+      return "broadcast";
+    case Operation::all_gather:
+      return "all_gather";
+    case Operation::reduce_scatter:
+      return "reduce_scatter";
+    case Operation::all_to_all:
+      return "all_to_all";
+    case Operation::barrier:
+      return "barrier";
+    case Operation::allocate:
+      return "allocate";
   }
   return "unknown";
 }
@@ -56,7 +63,8 @@ std::string describe(const Fingerprint& f) {
   return name_of(f.operation) + ("(" + text + ")");
 }
 
-std::optional<std::string> find_mismatch(const ControlSegment& segment, std::uint64_t sequence, const std::string& group) {
+std::optional<std::string> find_mismatch(const ControlSegment& segment, std::uint64_t sequence,
+                                         const std::string& group) {
   const Fingerprint& first = segment.header(0, sequence).fingerprint;
   for (int r = 1; r < segment.size(); ++r) {
     const Fingerprint& other = segment.header(r, sequence).fingerprint;

@@ -12,6 +12,7 @@ std::string describe(const Fingerprint& fingerprint);
 
 /// What differs between the ranks' calls, in the same words on all ranks; empty when they agree.
 /// Call only when all ranks have entered.
-std::optional<std::string> find_mismatch(const ControlSegment& segment, std::uint64_t sequence, const std::string& group);
+std::optional<std::string> find_mismatch(const ControlSegment& segment, std::uint64_t sequence,
+                                         const std::string& group);
 
 }  // namespace unisono::shm

@@ -8,19 +8,27 @@
 
 namespace unisono::shm {
 
-// What lies in shared memory. Every word is written by one rank, or by atomic addition or compare-and-swap; nothing is reset.
-// The *control segment* (made by rank 0) holds what all ranks read at every call. Each rank has a *staging* memory of its own,
-// of which pages exist only once a call needs them.
+// What lies in shared memory. Every word is written by one rank, or by atomic addition or compare-and-swap; nothing is
+// reset. The *control segment* (made by rank 0) holds what all ranks read at every call. Each rank has a *staging*
+// memory of its own, of which pages exist only once a call needs them.
 
 inline constexpr int kMaxRanks = 64;
 inline constexpr std::size_t kLine = 64;
-inline constexpr std::size_t kInlineControl = 512;  ///< control record bytes that ride in the header
+inline constexpr std::size_t kInlineControl = 512;   ///< control record bytes that ride in the header
 inline constexpr std::size_t kSlotBytes = 16 << 10;  ///< per slot and rank: larger records, and data of small calls
 inline constexpr std::size_t kChunkBytes = 128 << 10;
 inline constexpr int kChunkBuffers = 4;
 inline constexpr std::size_t kStagingBytes = kSlots * kSlotBytes + kChunkBuffers * kChunkBytes;
 
-enum class Operation : std::uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, all_to_all, barrier, allocate };
+enum class Operation : std::uint8_t {
+  all_reduce,
+  broadcast,
+  all_gather,
+  reduce_scatter,
+  all_to_all,
+  barrier,
+  allocate
+};
 
 /// What must be the same on all ranks for a call to happen. No padding: compared as bytes.
 struct Fingerprint {
@@ -102,11 +110,10 @@ class ControlSegment {
   }
 
   SegmentHead& head() const { return *reinterpret_cast<SegmentHead*>(base_); }
-  RankWords& words(int rank) const {
-    return reinterpret_cast<RankWords*>(base_ + sizeof(SegmentHead))[rank];
-  }
+  RankWords& words(int rank) const { return reinterpret_cast<RankWords*>(base_ + sizeof(SegmentHead))[rank]; }
   Header& header(int rank, std::uint64_t sequence) const {
-    auto* headers = reinterpret_cast<Header*>(base_ + sizeof(SegmentHead) + static_cast<std::size_t>(size_) * sizeof(RankWords));
+    auto* headers =
+        reinterpret_cast<Header*>(base_ + sizeof(SegmentHead) + static_cast<std::size_t>(size_) * sizeof(RankWords));
     return headers[static_cast<std::size_t>(rank) * kSlots + sequence % kSlots];
   }
   std::atomic<std::uint64_t>& gate(std::uint64_t sequence) const { return head().gates[sequence % kSlots].word; }

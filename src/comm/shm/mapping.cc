@@ -2,14 +2,13 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <unisono/error.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string>
-
-#include <unisono/error.h>
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23

@@ -7,7 +7,8 @@
 
 namespace unisono::shm {
 
-/// Shared memory without a name: a memfd, mapped. It is gone when the last process that maps it is, however that one ends.
+/// Shared memory without a name: a memfd, mapped. It is gone when the last process that maps it is, however that one
+/// ends.
 class Mapping {
  public:
   /// New, zeroed memory of which no page exists yet. *Throws* `internal`.
@@ -30,7 +31,8 @@ class Mapping {
   void close_descriptor();
   /// Gives the pages back to the system, whoever else maps them.
   void give_back();
-  /// Puts private pages with the same content at the same address: others can no longer write here. False without memory.
+  /// Puts private pages with the same content at the same address: others can no longer write here. False without
+  /// memory.
   bool take_private();
 
  private:

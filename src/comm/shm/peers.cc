@@ -2,12 +2,11 @@
 
 #include <poll.h>
 #include <sys/syscall.h>
+#include <unisono/error.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
-
-#include <unisono/error.h>
 
 namespace unisono::shm {
 
@@ -23,8 +22,8 @@ Peers::Peers(int rank, std::vector<ProcessIdentity> processes) : rank_(rank), pr
     if (pidfds_[r] >= 0 ? !processes_[r].alive() : errno == ESRCH) {
       dead_ |= 1ull << r;
     } else if (pidfds_[r] < 0) {
-      throw Error(ErrorCode::internal, "pidfd_open for rank " + std::to_string(r) + ", " + processes_[r].shown() + ": " +
-                                           std::strerror(errno) + " (Linux 5.3 or newer is needed)");
+      throw Error(ErrorCode::internal, "pidfd_open for rank " + std::to_string(r) + ", " + processes_[r].shown() +
+                                           ": " + std::strerror(errno) + " (Linux 5.3 or newer is needed)");
     }
   }
 }

@@ -12,9 +12,9 @@ namespace unisono::shm {
 class Engine;
 
 /// The thread that guarantees that a call which was made completes although nobody waits for it.
-/// While nothing is pending it sleeps: with a timer for a while after the last call, so that the next calls need not wake it,
-/// then deeply. While calls are pending and nobody drives them, it does. A thread in wait() does better, so it leaves the work
-/// to that one.
+/// While nothing is pending it sleeps: with a timer for a while after the last call, so that the next calls need not
+/// wake it, then deeply. While calls are pending and nobody drives them, it does. A thread in wait() does better, so it
+/// leaves the work to that one.
 class ProgressThread {
  public:
   explicit ProgressThread(bool eager) : eager_(eager) {}

@@ -4,17 +4,18 @@
 
 namespace unisono::shm {
 
-// How ranks agree that a call happens, in words first. tests/comm/shm_protocol_model.cc explores every interleaving of it.
+// How ranks agree that a call happens, in words first. tests/comm/shm_protocol_model.cc explores every interleaving of
+// it.
 //
-// Calls are numbered from 0. Call s uses *slot* s % kSlots, whose *gate* is a counter that only grows: the call is *full*
-// when the gate has counted all ranks once for every use of the slot so far. Entering is one atomic addition, so there is one
-// moment at which a call becomes full. A rank that gives up sets kWithdrawn by compare-and-swap while the gate is below its
-// target; so either all ranks entered and all carry the call out, or no rank ever touches data of it.
+// Calls are numbered from 0. Call s uses *slot* s % kSlots, whose *gate* is a counter that only grows: the call is
+// *full* when the gate has counted all ranks once for every use of the slot so far. Entering is one atomic addition, so
+// there is one moment at which a call becomes full. A rank that gives up sets kWithdrawn by compare-and-swap while the
+// gate is below its target; so either all ranks entered and all carry the call out, or no rank ever touches data of it.
 //
-// When a rank no longer touches anybody's memory for call s, it publishes its *done word*, which tells whether it ended well.
-// A slot is used again only when all ranks are done with its former use. A call in which ranks write into each other's memory
-// ends when all are done; before that nobody leaves, except past peers that are dead, and, past the deadline, by taking one's
-// memory along (mapping private pages over it).
+// When a rank no longer touches anybody's memory for call s, it publishes its *done word*, which tells whether it ended
+// well. A slot is used again only when all ranks are done with its former use. A call in which ranks write into each
+// other's memory ends when all are done; before that nobody leaves, except past peers that are dead, and, past the
+// deadline, by taking one's memory along (mapping private pages over it).
 
 inline constexpr int kSlots = 16;
 inline constexpr std::uint64_t kWithdrawn = 1ull << 63;
@@ -47,11 +48,15 @@ GateState withdraw(Word& gate, std::uint64_t target) {
   return judge(seen, target);
 }
 
-constexpr std::uint64_t done_word(std::uint64_t sequence, bool failed) { return ((sequence + 1) << 1) | (failed ? 1 : 0); }
+constexpr std::uint64_t done_word(std::uint64_t sequence, bool failed) {
+  return ((sequence + 1) << 1) | (failed ? 1 : 0);
+}
 /// Whether the rank with this done word no longer touches anybody's memory for call `sequence`.
 constexpr bool is_done(std::uint64_t word, std::uint64_t sequence) { return (word >> 1) > sequence; }
 /// Whether it can never end call `sequence` well any more.
-constexpr bool has_failed_by(std::uint64_t word, std::uint64_t sequence) { return (word & 1) && (word >> 1) <= sequence + 1; }
+constexpr bool has_failed_by(std::uint64_t word, std::uint64_t sequence) {
+  return (word & 1) && (word >> 1) <= sequence + 1;
+}
 /// Whether it has ended call `sequence` well.
 constexpr bool ended_well(std::uint64_t word, std::uint64_t sequence) {
   return is_done(word, sequence) && !has_failed_by(word, sequence);

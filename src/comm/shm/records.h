@@ -1,9 +1,9 @@
 #pragma once
 
+#include <unisono/control_record.h>
+
 #include <cstddef>
 #include <vector>
-
-#include <unisono/control_record.h>
 
 namespace unisono::shm {
 

@@ -53,13 +53,15 @@ bool Rounds::can_take() const {
   const std::uint64_t needed = base_ + taken_ + 1;
   if (reduces()) return taken_ < reduced_ && all_reached(team_, &RankWords::reduced, needed);
   if (taken_ == put_) return false;
-  if (transfer_.operation == Operation::broadcast) return team_.segment.words(transfer_.root).published.load() >= needed;
+  if (transfer_.operation == Operation::broadcast)
+    return team_.segment.words(transfer_.root).published.load() >= needed;
   return all_reached(team_, &RankWords::published, needed);
 }
 
 bool Rounds::waits_for(int rank) const {
   const RankWords& words = team_.segment.words(rank);
-  if (put_ < rounds_ && base_ + put_ + 1 > kChunkBuffers && words.taken.load() < base_ + put_ + 1 - kChunkBuffers) return true;
+  if (put_ < rounds_ && base_ + put_ + 1 > kChunkBuffers && words.taken.load() < base_ + put_ + 1 - kChunkBuffers)
+    return true;
   if (reduces() && words.reduced.load() < base_ + taken_ + 1) return true;
   return words.published.load() < base_ + taken_ + 1;
 }
@@ -92,7 +94,8 @@ void Rounds::put() {
   std::byte* to = buffer(team_.rank, put_);
   if (transfer_.scatters()) {
     for (std::size_t r = 0; r < static_cast<std::size_t>(team_.size); ++r) {
-      std::memcpy(to + r * p.count * element, transfer_.in + (r * transfer_.block + p.begin) * element, p.count * element);
+      std::memcpy(to + r * p.count * element, transfer_.in + (r * transfer_.block + p.begin) * element,
+                  p.count * element);
     }
   } else if (transfer_.operation != Operation::broadcast || transfer_.root == team_.rank) {
     std::memcpy(to, transfer_.in + p.begin * element, p.count * element);
@@ -129,7 +132,8 @@ void Rounds::take() {
     if (transfer_.root != team_.rank) std::memcpy(out, buffer(transfer_.root, taken_), bytes);
   } else if (transfer_.operation == Operation::reduce_scatter) {
     std::array<const void*, kMaxRanks> inputs;
-    for (std::size_t r = 0; r < n; ++r) inputs[r] = buffer(static_cast<int>(r), taken_) + static_cast<std::size_t>(team_.rank) * bytes;
+    for (std::size_t r = 0; r < n; ++r)
+      inputs[r] = buffer(static_cast<int>(r), taken_) + static_cast<std::size_t>(team_.rank) * bytes;
     void* outputs[] = {out};
     tree_reduce(std::span(inputs.data(), n), outputs, p.count, transfer_.dtype, transfer_.op, transfer_.divisor);
   } else {

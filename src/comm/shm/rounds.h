@@ -6,10 +6,11 @@ namespace unisono::shm {
 
 /// Moves data that lives in ordinary memory through the ranks' staging memory, a chunk per *round*.
 ///
-/// In a round each rank *puts* a chunk of its input into one of its chunk buffers, for an all-reduce then *reduces* its slice
-/// of the chunk over all ranks' buffers into its own buffer, and *takes* what it needs out of all buffers. Each rank counts
-/// what it has put, reduced and taken; a rank goes on when all counts are far enough. With kChunkBuffers buffers a rank can be
-/// some rounds ahead of its peers, so that nobody waits for the slowest step. The buffers stay in the cache.
+/// In a round each rank *puts* a chunk of its input into one of its chunk buffers, for an all-reduce then *reduces* its
+/// slice of the chunk over all ranks' buffers into its own buffer, and *takes* what it needs out of all buffers. Each
+/// rank counts what it has put, reduced and taken; a rank goes on when all counts are far enough. With kChunkBuffers
+/// buffers a rank can be some rounds ahead of its peers, so that nobody waits for the slowest step. The buffers stay in
+/// the cache.
 ///
 /// Ranks write only staging memory here, so any rank may leave in the middle without harm to anybody's data.
 /// Resumable: `run` goes as far as it can without waiting.

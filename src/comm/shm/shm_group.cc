@@ -30,7 +30,8 @@ class ShmGroup final : public ProcessGroup {
   Work all_reduce(Buffer data, const AllReduceOptions& options) override {
     check_all_reduce(*this, data, options);
     const std::size_t count = data.count;
-    return issue({Operation::all_reduce, data, data, count, options.op, options.divide_by_sum, 0, with_deadline(options)});
+    return issue(
+        {Operation::all_reduce, data, data, count, options.op, options.divide_by_sum, 0, with_deadline(options)});
   }
 
   Work broadcast(Buffer data, int root, const CallOptions& options) override {
@@ -42,7 +43,8 @@ class ShmGroup final : public ProcessGroup {
   Work all_gather(Buffer out, Buffer in, const CallOptions& options) override {
     check_all_gather(*this, out, in, options);
     const std::size_t count = in.count;
-    return issue({Operation::all_gather, std::move(out), std::move(in), count, ReduceOp::sum, -1, 0, with_deadline(options)});
+    return issue(
+        {Operation::all_gather, std::move(out), std::move(in), count, ReduceOp::sum, -1, 0, with_deadline(options)});
   }
 
   Work reduce_scatter(Buffer out, Buffer in, const AllReduceOptions& options) override {
@@ -55,7 +57,8 @@ class ShmGroup final : public ProcessGroup {
   Work all_to_all(Buffer out, Buffer in, const CallOptions& options) override {
     check_all_to_all(*this, out, in, options);
     const std::size_t count = in.count;
-    return issue({Operation::all_to_all, std::move(out), std::move(in), count, ReduceOp::sum, -1, 0, with_deadline(options)});
+    return issue(
+        {Operation::all_to_all, std::move(out), std::move(in), count, ReduceOp::sum, -1, 0, with_deadline(options)});
   }
 
   Work barrier(const CallOptions& options) override {
@@ -95,8 +98,8 @@ std::vector<AllocationCard> ShmGroup::exchange(std::size_t bytes, const Allocati
 }
 
 void ShmGroup::refuse(std::size_t bytes, const std::string& why) const {
-  throw Error(ErrorCode::invalid_argument, "group " + name() + ", allocate of " + std::to_string(bytes) + " bytes on each of " +
-                                               std::to_string(size()) + " ranks: " + why);
+  throw Error(ErrorCode::invalid_argument, "group " + name() + ", allocate of " + std::to_string(bytes) +
+                                               " bytes on each of " + std::to_string(size()) + " ranks: " + why);
 }
 
 // Every rank tells its room before any takes memory, so all decide alike; the ranks share the host's.
@@ -111,8 +114,8 @@ void ShmGroup::check_room(std::size_t bytes) {
   const auto cards = exchange(bytes, card);
   for (std::size_t r = 0; r < cards.size(); ++r) {
     if (bytes <= cards[r].room) continue;
-    refuse(bytes, "on rank " + std::to_string(r) + ", " + cards[r].text + " leaves room for " + std::to_string(cards[r].room) +
-                      " bytes a rank");
+    refuse(bytes, "on rank " + std::to_string(r) + ", " + cards[r].text + " leaves room for " +
+                      std::to_string(cards[r].room) + " bytes a rank");
   }
 }
 
@@ -128,7 +131,8 @@ Buffer ShmGroup::allocate(std::size_t bytes) {
   AllocationCard card;
   try {
     own = Mapping::create(bytes);
-    if (!own->reserve()) throw Error(ErrorCode::invalid_argument, std::string("reserving memory: ") + std::strerror(errno));
+    if (!own->reserve())
+      throw Error(ErrorCode::invalid_argument, std::string("reserving memory: ") + std::strerror(errno));
     own->populate();
     card.fd = own->fd();
     card.mapping = reinterpret_cast<std::uint64_t>(&own);
@@ -166,9 +170,11 @@ Buffer ShmGroup::allocate(std::size_t bytes) {
 
 std::string why_not_shm(const GroupOptions& options) {
   if (options.size > shm::kMaxRanks) {
-    return "it serves at most " + std::to_string(shm::kMaxRanks) + " ranks of one host, not " + std::to_string(options.size);
+    return "it serves at most " + std::to_string(shm::kMaxRanks) + " ranks of one host, not " +
+           std::to_string(options.size);
   }
-  if (options.size > 1 && !options.store) return "a group of several ranks needs a store to meet in (GroupOptions::store)";
+  if (options.size > 1 && !options.store)
+    return "a group of several ranks needs a store to meet in (GroupOptions::store)";
   const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, getpid(), 0u));
   if (pidfd < 0) return std::string("pidfd_open: ") + std::strerror(errno) + " (Linux 5.3 or newer is needed)";
   close(pidfd);

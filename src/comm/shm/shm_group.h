@@ -1,14 +1,14 @@
 #pragma once
 
-#include <memory>
-
 #include <unisono/make_group.h>
+
+#include <memory>
 
 namespace unisono {
 
 struct ShmOptions {
-  /// Calls are carried out by the progress thread as soon as they are made: for callers that neither wait nor poll. Costs a
-  /// wake-up per call.
+  /// Calls are carried out by the progress thread as soon as they are made: for callers that neither wait nor poll.
+  /// Costs a wake-up per call.
   bool eager_progress = false;
 };
 

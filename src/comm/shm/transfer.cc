@@ -36,7 +36,8 @@ std::size_t small_capacity(std::size_t control_bytes) {
 
 void lay_down_small(const Team& team, std::uint64_t sequence, const Transfer& t, std::size_t control_bytes) {
   if (t.operation == Operation::broadcast && t.root != team.rank) return;
-  std::byte* area = slot_area(team.staging[static_cast<std::size_t>(team.rank)], sequence) + record_space(control_bytes);
+  std::byte* area =
+      slot_area(team.staging[static_cast<std::size_t>(team.rank)], sequence) + record_space(control_bytes);
   if (const std::size_t bytes = t.in_bytes(team.size)) std::memcpy(area, t.in, bytes);
 }
 
@@ -45,7 +46,8 @@ void take_small(const Team& team, std::uint64_t sequence, const Transfer& t, std
   if (bytes == 0) return;
   std::array<const void*, kMaxRanks> areas;
   for (int r = 0; r < team.size; ++r) {
-    areas[static_cast<std::size_t>(r)] = slot_area(team.staging[static_cast<std::size_t>(r)], sequence) + record_space(control_bytes) +
+    areas[static_cast<std::size_t>(r)] = slot_area(team.staging[static_cast<std::size_t>(r)], sequence) +
+                                         record_space(control_bytes) +
                                          (t.scatters() ? static_cast<std::size_t>(team.rank) * bytes : 0);
   }
   const std::span<const void* const> inputs(areas.data(), static_cast<std::size_t>(team.size));
@@ -64,7 +66,8 @@ void take_small(const Team& team, std::uint64_t sequence, const Transfer& t, std
       for (std::size_t r = 0; r < inputs.size(); ++r) std::memcpy(t.out + r * bytes, inputs[r], bytes);
       break;
     case Operation::barrier:
-    case Operation::allocate: break;
+    case Operation::allocate:
+      break;
   }
 }
 
