@@ -25,6 +25,7 @@ data: $(setup)
 train: $(setup) data
 	@tools/build.sh train
 	$(run) build/release/examples/gpt $(ARGS)
+	@$(VENV)/bin/python tools/plot_run.py runs/gpt
 
 build: $(setup)
 	@tools/build.sh

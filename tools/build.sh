@@ -14,7 +14,7 @@ has() { echo "#include <$1>" | "${CXX:-c++}" -std=c++20 -x c++ -fsyntax-only - 2
 configure() {  # configure FOLDER OPTIONS...
   local folder=$1
   shift
-  cmake -S . -B "$folder" -G Ninja --log-level=WARNING -Wno-dev "$@" 2> >(grep -v '^$' >&2)
+  cmake -S . -B "$folder" -G Ninja --log-level=ERROR -Wno-dev "$@"
 }
 
 if [ "$what" = sanitize ]; then
@@ -27,8 +27,8 @@ if [ "$what" = sanitize ]; then
 fi
 
 python=$(command -v python)
-configure build/release -DUNISONO_PYTHON=ON -DUNISONO_EXAMPLES=ON -DUNISONO_TESTS="$(has gtest/gtest.h)" \
-  -DUNISONO_BENCH="$(has benchmark/benchmark.h)" -DPython3_EXECUTABLE="$python" -DCMAKE_INSTALL_LIBDIR=lib \
+configure build/release -DUNISONO_PYTHON=ON -DUNISONO_EXAMPLES=ON -DUNISONO_BENCH=ON \
+  -DUNISONO_TESTS="$(has gtest/gtest.h)" -DPython3_EXECUTABLE="$python" -DCMAKE_INSTALL_LIBDIR=lib \
   -DCMAKE_INSTALL_INCLUDEDIR=include -DCMAKE_PREFIX_PATH="$(python -c 'import torch; print(torch.utils.cmake_prefix_path)')"
 if [ "$what" = train ]; then
   cmake --build build/release --target unisono _C examples

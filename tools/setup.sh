@@ -52,12 +52,10 @@ headers=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("inc
 [ -f "$headers/Python.h" ] || fail "$headers/Python.h is missing (Debian: apt-get install python3-dev)"
 
 say "Python packages"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r tools/requirements.txt ||
+"$venv/bin/python" -m pip install --quiet --no-compile --disable-pip-version-check -r tools/requirements.txt ||
   fail "pip could not install tools/requirements.txt; is there a network and a package index?"
 
 # Nice to have: without them the rest works.
 echo '#include <gtest/gtest.h>' | compiles || apt_install libgtest-dev ||
   say "GoogleTest is missing, so the C++ tests are left out (Debian: apt-get install libgtest-dev)"
-echo '#include <benchmark/benchmark.h>' | compiles || apt_install libbenchmark-dev ||
-  say "Google Benchmark is missing, so the C++ benchmarks are left out (Debian: apt-get install libbenchmark-dev)"
 say "done"

@@ -1,9 +1,11 @@
 from datetime import timedelta
+from types import ModuleType
 
 import torch
 import torch.distributed
 
 __version__: str
+bench: ModuleType  # of `unisono bench`
 
 class Work:
     def wait(self) -> None: ...
