@@ -74,6 +74,7 @@ class Report:
     def __init__(self, command: str):
         self.rows: list[Row] = []
         self._text: list[str] = []
+        self._cores = Cores()
         self.say(f"`{command}`")
         self.say(machine())
 
@@ -90,6 +91,7 @@ class Report:
             self.say("| " + " | ".join(cells) + " |")
 
     def finish(self, json_path: str | None, markdown_path: str | None) -> None:
+        self.say(f"\n{self._cores.disturbance()}")
         if json_path:
             write_whole(json_path, json.dumps({"rows": [row.as_json() for row in self.rows]}, indent=1) + "\n")
         if markdown_path:
@@ -104,6 +106,29 @@ def write_whole(path: str, text: str) -> None:
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+class Cores:
+    """Who used the cores since this was made."""
+
+    def __init__(self):
+        self._begin = self._now()
+
+    def _now(self) -> dict[str, float]:
+        """Seconds of all cores: used by us and our ended children, busy, taken by the hypervisor, passed."""
+        tick = os.sysconf("SC_CLK_TCK")
+        user, nice, system, idle, iowait, irq, soft, steal, *_ = (
+            int(word) / tick for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:])
+        busy = user + nice + system + irq + soft
+        return {"own": sum(os.times()[:4]), "busy": busy, "stolen": steal, "all": busy + idle + iowait + steal}
+
+    def disturbance(self) -> str:
+        """What this machine did beside measuring, for the reader of a table to judge it by."""
+        now = self._now()
+        own, busy, stolen, passed = (now[name] - self._begin[name] for name in ("own", "busy", "stolen", "all"))
+        others = max(0.0, busy - own) / max(passed, 1e-9)
+        return (f"Meanwhile other processes took {100 * others:.0f}% of the cores' time and the hypervisor "
+                f"{100 * stolen / max(passed, 1e-9):.0f}%.")
 
 
 def machine() -> str:
