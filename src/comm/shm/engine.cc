@@ -11,7 +11,8 @@
 namespace unisono::shm {
 namespace {
 
-constexpr std::int64_t kSpin = 5'000;        // ns of busy waiting, when every rank has a core
+// ns of busy waiting when every rank has a core; short, because two ranks may find themselves on one core all the same.
+constexpr std::int64_t kSpin = 1'500;
 constexpr std::int64_t kYield = 300'000;     // ns until which the core is offered to others
 constexpr std::int64_t kSlice = 50'000'000;  // ns of sleep until the next look at the peers
 
