@@ -141,15 +141,18 @@ def test_calls_that_differ(on_ranks, kind, words):
     assert "unusable" in first.message
 
 
+def default_store():
+    return dist.distributed_c10d._get_default_store()
+
+
 def stay_away():
     with torch_group("gloo", timeout=2) as world:
         group = _C.from_torch(world)
-        store = world.store if hasattr(world, "store") else dist.distributed_c10d._get_default_store()
         if group.rank() == 1:
-            store.wait(["done"])
+            default_store().wait(["done"])
             return None
         result = outcome_of(lambda: group.all_reduce(torch.ones(2)).wait())
-        store.set("done", "1")
+        default_store().set("done", "1")
         return result
 
 
@@ -163,11 +166,15 @@ def test_a_rank_that_does_not_come_is_named(on_ranks):
 def aborted():
     with torch_group("gloo", timeout=60) as world:
         group = _C.from_torch(world)
+        group.barrier().wait()
         if group.rank() == 1:
             group.abort("enough of it")
+            default_store().wait(["done"])  # alive, and its connections open: only the notice can tell rank 0
             return outcome_of(group.barrier)
         begin = time.monotonic()
-        return outcome_of(lambda: group.all_reduce(torch.ones(2)).wait()), time.monotonic() - begin
+        result = outcome_of(lambda: group.all_reduce(torch.ones(2)).wait()), time.monotonic() - begin
+        default_store().set("done", "1")
+        return result
 
 
 def test_abort_reaches_a_rank_that_waits(on_ranks):
@@ -217,6 +224,7 @@ def train(kind):
             optimizer.zero_grad()
             ddp(x).square().sum().backward()
             optimizer.step()
+        del ddp  # while the group lives: a stock Reducer that outlives it can hang in Gloo's destructor, holding Python's lock
         return [p.detach().clone() for p in model.parameters()]
 
 

@@ -178,6 +178,7 @@ def train_stock_ddp(backend):
             optimizer.zero_grad()
             ddp(x).square().mean().backward()
             optimizer.step()
+        del ddp  # while the group lives: a stock Reducer that outlives it can hang in Gloo's destructor, holding Python's lock
         return [p.detach().clone() for p in model.parameters()]
 
 

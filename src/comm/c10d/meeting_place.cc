@@ -2,6 +2,7 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -9,6 +10,8 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <future>
+#include <thread>
 #include <utility>
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -25,6 +28,8 @@ namespace {
 bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+constexpr std::chrono::seconds kOccupant{5};  // for whatever holds our port to show that it is a store
 
 struct Listener {
   int descriptor = -1;
@@ -70,15 +75,34 @@ c10d::TCPStoreOptions store_options(const Environment& environment, std::chrono:
 
 std::string numeric(const std::string& host) { return host == "localhost" ? "127.0.0.1" : host; }
 
+// TCPStore's own time-out ends with the connection: it would wait for ever for the first answer of something that accepts and
+// says nothing. So it is made by a thread that is left behind when that happens; the caller's error ends the process.
+c10::intrusive_ptr<c10d::Store> make_client(const std::string& host, const c10d::TCPStoreOptions& options) {
+  auto made = std::make_shared<std::promise<c10::intrusive_ptr<c10d::Store>>>();
+  auto store = made->get_future();
+  std::thread([made, host, options] {
+    pthread_setname_np(pthread_self(), "uni-connect");
+    try {
+      made->set_value(c10::make_intrusive<c10d::TCPStore>(host, options));
+    } catch (...) {
+      made->set_exception(std::current_exception());
+    }
+  }).detach();
+  constexpr auto kAnswer = std::chrono::seconds(2);
+  if (store.wait_for(options.timeout + kAnswer) == std::future_status::timeout)
+    throw Error(ErrorCode::timeout, "something accepts connections there but does not answer as a store");
+  return store.get();
+}
+
 c10::intrusive_ptr<c10d::Store> connect(const Environment& environment, std::chrono::nanoseconds timeout) {
   try {
-    return c10::make_intrusive<c10d::TCPStore>(environment.host, store_options(environment, timeout));
-  } catch (const c10::Error& e) {
+    return make_client(environment.host, store_options(environment, timeout));
+  } catch (const std::exception& e) {
     const std::string who = environment.meeting == Environment::Meeting::agent_store ? "torchrun" : "rank 0";
     throw Error(ErrorCode::timeout, "unisono::init: rank " + std::to_string(environment.rank) + " found no store at " +
                                         environment.host + ":" + std::to_string(environment.port) + ": missing " + who +
                                         ", which hosts it. Start it, or correct MASTER_ADDR and MASTER_PORT (" +
-                                        first_line(e.what_without_backtrace()) + ")");
+                                        first_line(e.what()) + ")");
   }
 }
 
@@ -87,7 +111,7 @@ c10::intrusive_ptr<c10d::Store> connect_to_occupant(Environment environment, std
                                                     const std::string& reason) {
   try {
     environment.host = numeric(environment.host);
-    return connect(environment, std::min<std::chrono::nanoseconds>(timeout, std::chrono::seconds(5)));
+    return connect(environment, std::min<std::chrono::nanoseconds>(timeout, kOccupant));
   } catch (const Error&) {
     throw Error(ErrorCode::invalid_argument, "unisono::init: rank 0 cannot listen at " + environment.host + ":" +
                                                  std::to_string(environment.port) + " (" + reason +
