@@ -26,13 +26,12 @@ def read_metrics(path: Path) -> list[dict]:
 
 
 def smoothed(values: list[float], half: int) -> list[float]:
-    """Mean over `half` neighbours on each side, fewer at the ends, so that the curve does not lag behind."""
+    """Mean over `half` neighbours on each side (fewer at the ends), so that the curve does not lag behind."""
     sums = [0.0]
     for value in values:
         sums.append(sums[-1] + value)
-    n = len(values)
-    spans = [min(half, i, n - 1 - i) for i in range(n)]
-    return [(sums[i + span + 1] - sums[i - span]) / (2 * span + 1) for i, span in enumerate(spans)]
+    spans = [(max(0, i - half), min(len(values), i + half + 1)) for i in range(len(values))]
+    return [(sums[end] - sums[begin]) / (end - begin) for begin, end in spans]
 
 
 def count(n, thing: str) -> str:
