@@ -3,6 +3,8 @@
 #include <concepts>
 #include <memory>
 #include <string>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -41,6 +43,15 @@ class DataParallel {
   /// Whether `before_forward` has anything to do; lets wrappers skip listing buffers.
   bool wants_buffers() const;
 
+  /// To be called after each forward when `wants_outputs()` (find_unused_parameters): the tensors forward returned. Walks
+  /// their graph, so that buckets do not wait for parameters that the coming backward cannot reach. Local.
+  void after_forward(const std::vector<at::Tensor>& outputs);
+  bool wants_outputs() const;
+
+  /// Whether gradients have been accumulated under no_sync that no synchronisation has averaged yet. An optimizer that steps
+  /// on them lets the replicas drift apart.
+  bool has_unsynchronised_gradients() const;
+
   /// Whether the next gradient hooks synchronise. Read when a hook fires, not in forward.
   void set_sync(bool on);
   bool sync() const;
@@ -70,6 +81,28 @@ class DataParallel {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// The tensors in what a forward returned, as far as its type shows them: a tensor, tuples, pairs and vectors of what has
+/// tensors, dictionaries' values. Give `find_unused_parameters` an overload for a type of your own, found by its namespace.
+inline void collect_tensors(const at::Tensor& value, std::vector<at::Tensor>& into) { into.push_back(value); }
+template <typename T>
+void collect_tensors(const T& value, std::vector<at::Tensor>& into) {
+  if constexpr (requires { std::tuple_size<T>::value; }) {
+    std::apply([&](const auto&... items) { (collect_tensors(items, into), ...); }, value);
+  } else if constexpr (requires { value.begin()->second; }) {
+    for (const auto& item : value) collect_tensors(item.second, into);
+  } else if constexpr (requires { value.begin(); value.end(); typename T::value_type; }) {
+    if constexpr (!std::is_arithmetic_v<typename T::value_type>) {
+      for (const auto& item : value) collect_tensors(item, into);
+    }
+  }
+}
+template <typename T>
+std::vector<at::Tensor> tensors_in(const T& value) {
+  std::vector<at::Tensor> tensors;
+  collect_tensors(value, tensors);
+  return tensors;
+}
 
 /// While it lives, backwards accumulate locally and nothing is sent.
 class NoSync {
@@ -106,7 +139,13 @@ class DistributedDataParallel {
   template <typename... Args>
   decltype(auto) forward(Args&&... args) {
     if (core_.wants_buffers()) core_.before_forward(buffers_of(*module_));
-    return module_->forward(std::forward<Args>(args)...);
+    if constexpr (std::is_void_v<decltype(module_->forward(std::forward<Args>(args)...))>) {
+      module_->forward(std::forward<Args>(args)...);
+    } else {
+      decltype(auto) output = module_->forward(std::forward<Args>(args)...);
+      if (core_.wants_outputs()) core_.after_forward(tensors_in(output));
+      return output;
+    }
   }
   template <typename... Args>
   decltype(auto) operator()(Args&&... args) {
@@ -119,6 +158,7 @@ class DistributedDataParallel {
   [[nodiscard]] NoSync no_sync(bool enabled = true) { return NoSync(core_, enabled); }
   at::Tensor weight(const at::Tensor& mean_loss, double n) { return core_.weight(mean_loss, n); }
   void sync_grads() { core_.sync_grads(); }
+  bool has_unsynchronised_gradients() const { return core_.has_unsynchronised_gradients(); }
   std::string digest() const { return core_.digest(); }
   bool replicas_identical() { return core_.replicas_identical(); }
   const StepStats& last_step() const { return core_.last_step(); }

@@ -18,7 +18,8 @@ struct DistributedDataParallelOptions {
   bool broadcast_buffers = true;
   /// Rank 0's parameters and buffers go to all ranks at construction, after their shapes have been compared.
   bool init_sync = true;
-  /// Walk the autograd graph before backward. Unused parameters are right without it.
+  /// Walk the autograd graph from forward's outputs, so that buckets of parameters that this backward cannot reach leave
+  /// early from the first step on. Unused parameters are right without it.
   bool find_unused_parameters = false;
   /// `.grad` is a view into the bucket: one copy of each gradient less.
   bool gradient_as_bucket_view = true;

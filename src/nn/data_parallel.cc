@@ -100,6 +100,17 @@ void DataParallel::before_forward(const std::vector<NamedTensor>& buffers) {
   s.buffers_at = s.reducer->synchronisations();
 }
 
+bool DataParallel::wants_outputs() const {
+  const State& s = *state_;
+  return s.options.find_unused_parameters && s.reducer->sync() && at::GradMode::is_enabled();
+}
+
+void DataParallel::after_forward(const std::vector<at::Tensor>& outputs) {
+  if (wants_outputs() && !outputs.empty()) state_->reducer->expect_backward_from(outputs);
+}
+
+bool DataParallel::has_unsynchronised_gradients() const { return state_->reducer->has_unsynchronised(); }
+
 void DataParallel::set_sync(bool on) { state_->reducer->set_sync(on); }
 bool DataParallel::sync() const { return state_->reducer->sync(); }
 at::Tensor DataParallel::weight(const at::Tensor& mean_loss, double n) { return state_->reducer->weight(mean_loss, n); }

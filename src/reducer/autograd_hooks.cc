@@ -2,6 +2,8 @@
 #include "reducer/autograd_hooks.h"
 
 #include <cstddef>
+#include <unordered_map>
+#include <unordered_set>
 
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/engine.h>
@@ -76,6 +78,28 @@ AutogradHooks::~AutogradHooks() {
     h.accumulator->del_post_hook(h.post);
     std::erase_if(h.accumulator->pre_hooks(), [&](const auto& hook) { return hook.get() == h.pre; });
   }
+}
+
+std::vector<bool> AutogradHooks::reached_from(const std::vector<at::Tensor>& outputs) const {
+  using torch::autograd::Node;
+  std::unordered_map<const Node*, std::size_t> index_of;
+  for (std::size_t i = 0; i < hooked_.size(); ++i) index_of.emplace(hooked_[i].accumulator.get(), i);
+  std::vector<bool> reached(hooked_.size(), false);
+  std::unordered_set<const Node*> seen;
+  std::vector<const Node*> left;
+  const auto visit = [&](const Node* node) {
+    if (node != nullptr && seen.insert(node).second) left.push_back(node);
+  };
+  for (const at::Tensor& output : outputs) {
+    if (output.defined() && output.requires_grad()) visit(torch::autograd::impl::gradient_edge(output).function.get());
+  }
+  while (!left.empty()) {
+    const Node* node = left.back();
+    left.pop_back();
+    if (const auto found = index_of.find(node); found != index_of.end()) reached[found->second] = true;
+    for (const auto& edge : node->next_edges()) visit(edge.function.get());
+  }
+  return reached;
 }
 
 bool has_post_accumulate_hook(const at::Tensor& parameter) {

@@ -37,6 +37,9 @@ class AutogradHooks {
   AutogradHooks(const AutogradHooks&) = delete;
   AutogradHooks& operator=(const AutogradHooks&) = delete;
 
+  /// Which parameters' gradients a backward from `outputs` can reach, one entry per parameter. Walks the whole graph.
+  std::vector<bool> reached_from(const std::vector<at::Tensor>& outputs) const;
+
  private:
   struct Hooked;
   std::vector<Hooked> hooked_;

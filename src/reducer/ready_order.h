@@ -32,14 +32,22 @@ class ReadyOrder {
   /// *Collective*. *Blocks*. Takes rank 0's observed order as everybody's.
   void agree(ProcessGroup& group, std::int64_t step);
 
-  /// Whether a bucket should wait for this parameter: not when it was silent in the last three backwards. Three, so that two
-  /// losses taken in turn, each with its own parameters, do not look like silence.
-  bool expects(std::size_t index) const { return silent_for_[index] < 3; }
+  /// Whether a bucket should wait for this parameter. Known when the graph was walked; else guessed: not when it was silent
+  /// in the last three backwards. Three, so that two losses taken in turn, each with its own parameters, do not look
+  /// like silence.
+  bool expects(std::size_t index) const { return walked_.empty() ? silent_for_[index] < 3 : walked_[index]; }
+  /// The next backward reaches these parameters; several forwards before it reach what any of them does.
+  void expect(const std::vector<bool>& reached) {
+    walked_.resize(reached.size(), false);
+    for (std::size_t i = 0; i < reached.size(); ++i) walked_[i] = walked_[i] || reached[i];
+  }
+  void forget_walk() { walked_.clear(); }
 
  private:
   std::vector<std::size_t> order_;
   std::vector<std::size_t> observed_;
   std::vector<std::uint8_t> silent_for_;
+  std::vector<bool> walked_;
   bool any_silent_ = false;
   bool learnt_ = false;
   bool agreed_ = false;

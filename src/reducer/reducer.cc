@@ -77,6 +77,7 @@ void Reducer::transition(Event event) {
   } else if (event != Event::first_hook && phase_ != Phase::idle) {
     phase_ = Phase::idle;
     watch_.reset();
+    order_.forget_walk();
   } else {
     throw Error(ErrorCode::internal, "the reducer's phase does not allow what happened; please report this");
   }
@@ -405,6 +406,12 @@ void Reducer::check_weight() {
   void_ = averaging_.weighted && unused_weight_ == 0;
   unused_weight_ = 0;
   has_unused_weight_ = false;
+}
+
+void Reducer::expect_backward_from(const std::vector<at::Tensor>& outputs) {
+  std::lock_guard lock(mutex_);
+  if (!sync_) return;
+  order_.expect(hooks_->reached_from(outputs));
 }
 
 void Reducer::sync_grads() {

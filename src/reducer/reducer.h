@@ -45,6 +45,10 @@ class Reducer final : public GradientListener {
   bool sync() const { return sync_; }
   at::Tensor weight(const at::Tensor& mean_loss, double n);
   void sync_grads();
+  /// The next backward starts from `outputs`: walks their graph, so that buckets do not wait for what it cannot reach.
+  void expect_backward_from(const std::vector<at::Tensor>& outputs);
+  /// Whether gradients have been accumulated that no synchronisation has averaged.
+  bool has_unsynchronised() const { return window_backwards_ > 0; }
 
   /// How many synchronisations have ended well.
   std::int64_t synchronisations() const { return synchronisations_; }

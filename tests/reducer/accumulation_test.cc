@@ -88,11 +88,14 @@ TEST(Accumulation, SyncGradsWithoutABackward) {
     DistributedDataParallel ddp(f.model, group);
     for (int round = 0; round < 3; ++round) {
       f.model->zero_grad();
+      EXPECT_FALSE(ddp.has_unsynchronised_gradients());
       {
         auto skip = ddp.no_sync();
         for (int i = 0; i < 3; ++i) ddp(f.x).sum().backward();
       }
+      EXPECT_TRUE(ddp.has_unsynchronised_gradients());
       ddp.sync_grads();
+      EXPECT_FALSE(ddp.has_unsynchronised_gradients());
       EXPECT_EQ(f.grad(), 4.5);
     }
   });

@@ -61,6 +61,12 @@ TEST(Graphs, RebuildsInTheObservedOrderOnce) {
   });
 }
 
+// B2: whatever forward returns.
+struct Opaque {
+  Tensor hidden;
+  std::string note;
+};
+
 struct TwoLayers : torch::nn::Module {
   torch::nn::Linear a{nullptr}, b{nullptr};
   TwoLayers() {
@@ -128,6 +134,43 @@ TEST(Graphs, UsedAgainAfterItsBucketHasLeft) {
   });
 }
 
+// The walk knows before backward what will be silent: nothing waits for it, from the first step on.
+TEST(Graphs, FindUnusedParametersWalksTheGraph) {
+  on_ranks(2, [&](auto group) {
+    auto model = std::make_shared<TwoLayers>();
+    DistributedDataParallel ddp(model, group, {.bucket_cap_mb = 0, .find_unused_parameters = true});
+    ddp.core().set_tracing(true);
+    const Tensor x = torch::full({1, 4}, group->rank() + 1.0);
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      ddp(x).sum().backward();
+      EXPECT_FALSE(model->a->weight.grad().defined());
+      EXPECT_EQ(model->b->weight.grad()[0][0].template item<float>(), 1.5f);
+      // Bucket 0 is b's, which left from its own hook: before the end of the backward.
+      std::int64_t launched = 0, hook_end = 0;
+      for (const auto& event : ddp.core().take_trace()) {
+        if (event.name == "bucket 0") launched = event.end_ns;
+        if (event.name == "b.weight") hook_end = event.end_ns;
+      }
+      EXPECT_GT(launched, 0);
+      EXPECT_LE(launched, hook_end);
+    }
+    // What the graph reaches by another way than forward's outputs comes late, and is right.
+    model->zero_grad();
+    (ddp(x).sum() + model->a(x).sum()).backward();
+    EXPECT_EQ(model->a->weight.grad()[0][0].template item<float>(), 1.5f);
+  });
+}
+
+TEST(Graphs, OutputsOfAnyTypeAreSearchedForTensors) {
+  const Tensor t = torch::ones({1});
+  EXPECT_EQ(tensors_in(t).size(), 1u);
+  EXPECT_EQ(tensors_in(std::make_tuple(t, 3, std::pair{t, std::string("x")})).size(), 2u);
+  EXPECT_EQ(tensors_in(std::vector<std::vector<Tensor>>{{t, t}, {t}}).size(), 3u);
+  EXPECT_EQ(tensors_in(std::map<std::string, Tensor>{{"a", t}}).size(), 1u);
+  EXPECT_EQ(tensors_in(Opaque{t, ""}).size(), 0u);
+}
+
 TEST(Graphs, StrictNamesTheUnusedParameterOnEveryRank) {
   const auto failures = failures_of(2, [&](auto group) {
     auto model = std::make_shared<TwoLayers>();
@@ -161,11 +204,6 @@ TEST(Graphs, InnerModuleCalledPastTheWrapper) {
   });
 }
 
-// B2: whatever forward returns.
-struct Opaque {
-  Tensor hidden;
-  std::string note;
-};
 struct ReturnsStruct : torch::nn::Module {
   torch::nn::Linear l{nullptr};
   ReturnsStruct() { l = register_module("l", torch::nn::Linear(torch::nn::LinearOptions(4, 1).bias(false))); }
