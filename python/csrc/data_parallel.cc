@@ -72,6 +72,9 @@ void bind_data_parallel(py::module_& module) {
           "before_forward", [](DataParallel& self, const Named& buffers) { self.before_forward(named(buffers)); },
           py::arg("buffers"), WithoutGil())
       .def("wants_buffers", &DataParallel::wants_buffers)
+      .def("after_forward", &DataParallel::after_forward, py::arg("outputs"), WithoutGil())
+      .def("wants_outputs", &DataParallel::wants_outputs)
+      .def("has_unsynchronised_gradients", &DataParallel::has_unsynchronised_gradients)
       .def("set_sync", &DataParallel::set_sync, py::arg("on"))
       .def("sync", &DataParallel::sync)
       .def("weight", &DataParallel::weight, py::arg("mean_loss"), py::arg("n"), WithoutGil())

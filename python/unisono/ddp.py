@@ -9,6 +9,8 @@ import torch
 
 from unisono import _C
 from unisono.group import resolve
+from unisono.guard import guard_steps
+from unisono.outputs import tensors_in
 
 _NOT_YET = {  # torch's keywords that change nothing at these values and cannot have others yet
     "delay_all_reduce_named_params": None,
@@ -26,8 +28,9 @@ class DistributedDataParallel(torch.nn.Module):
     the mean over ranks, bit for bit the same on all of them.
 
     Takes the keyword arguments of `torch.nn.parallel.DistributedDataParallel` and, beyond them, `strict` (raise at
-    the end of a backward in which a parameter received no gradient), `parameters_and_buffers_to_ignore`, and for
-    measuring `overlap` and `naive`. `process_group` is a unisono group, a torch.distributed group, or None.
+    the end of a backward in which a parameter received no gradient), `parameters_and_buffers_to_ignore`,
+    `step_guard` (an optimizer that steps on gradients which no synchronisation has averaged raises), and for measuring
+    `overlap` and `naive`. `process_group` is a unisono group, a torch.distributed group, or None.
     """
 
     def __init__(self, module: torch.nn.Module, device_ids=None, output_device=None, dim: int = 0,
@@ -38,7 +41,7 @@ class DistributedDataParallel(torch.nn.Module):
                  device_mesh=None, skip_all_reduce_unused_params: bool = False, bucket_cap_mb_list=None,
                  batched_grad_copy: bool = False, forward_sync_buffers: bool | None = None, *,
                  overlap: bool = True, naive: bool = False, strict: bool = False,
-                 parameters_and_buffers_to_ignore=()):
+                 parameters_and_buffers_to_ignore=(), step_guard: bool = True):
         given = dict(locals())
         super().__init__()
         for name, only in _NOT_YET.items():
@@ -68,11 +71,16 @@ class DistributedDataParallel(torch.nn.Module):
         self._core = _C.DataParallel(list(module.named_parameters()), list(module.named_buffers()), self.process_group,
                                      options)
         self.register_load_state_dict_pre_hook(_insert_prefix)
+        if step_guard and self.process_group.size() > 1:
+            guard_steps(self)
 
     def forward(self, *args, **kwargs):
         if self._core.wants_buffers():
             self._core.before_forward(list(self.module.named_buffers()))
-        return self.module(*args, **kwargs)
+        output = self.module(*args, **kwargs)
+        if self._core.wants_outputs():
+            self._core.after_forward(tensors_in(output))
+        return output
 
     def __getattr__(self, name: str):
         try:
@@ -97,6 +105,10 @@ class DistributedDataParallel(torch.nn.Module):
         """`mean_loss`, a mean over `n` samples, made ready for a true average: the gradients become those of the mean
         over the union of all ranks' (and accumulated micro-batches') samples. n may be 0 on a rank."""
         return self._core.weight(mean_loss, n)
+
+    def has_unsynchronised_gradients(self) -> bool:
+        """Whether gradients accumulated under `no_sync` wait for a synchronisation."""
+        return self._core.has_unsynchronised_gradients()
 
     def sync_grads(self) -> None:
         """Synchronises gradients accumulated under `no_sync` now, without a backward. Collective."""

@@ -1,0 +1,27 @@
+"""Refuses an optimizer step on gradients that no synchronisation has averaged: replicas would drift apart in silence."""
+
+import weakref
+
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from unisono.errors import InvalidArgumentError
+
+
+def guard_steps(ddp):
+    """Looks at every optimizer's step for as long as `ddp` lives."""
+    reference = weakref.ref(ddp)
+    own = {id(parameter) for parameter in ddp.module.parameters()}
+
+    def before_step(optimizer, args, kwargs):
+        wrapper = reference()
+        if wrapper is None or not wrapper.has_unsynchronised_gradients():
+            return
+        for group in optimizer.param_groups:
+            if any(id(p) in own and p.grad is not None for p in group["params"]):
+                raise InvalidArgumentError(
+                    f"{type(optimizer).__name__}.step() on gradients that were accumulated under no_sync and not "
+                    f"averaged since: the replicas would drift apart. Run the last backward of the step outside of "
+                    f"no_sync, or call sync_grads() before step(); DistributedDataParallel(..., step_guard=False) "
+                    f"lets it pass.")
+
+    weakref.finalize(ddp, register_optimizer_step_pre_hook(before_step).remove)
