@@ -8,23 +8,6 @@ namespace {
 
 bool reduces(Operation operation) { return operation == Operation::all_reduce || operation == Operation::reduce_scatter; }
 
-std::string describe(const CallHeader& h) {
-  std::string out = std::string(to_string(h.operation)) + "(";
-  if (h.operation == Operation::allocate) {
-    out += std::to_string(h.count) + " bytes";
-  } else if (h.operation != Operation::barrier) {
-    if (reduces(h.operation)) out += std::string(to_string(h.op)) + ", ";
-    out += std::to_string(h.count) + " x " + std::string(to_string(h.dtype));
-    if (h.operation == Operation::broadcast) out += ", root " + std::to_string(h.root);
-    if (h.divide_by_sum >= 0) out += ", divided by sum " + std::to_string(h.divide_by_sum);
-  }
-  if (h.what[0] != 0) out += std::string(", ") + h.what.data();
-  if (h.step >= 0) out += ", step " + std::to_string(h.step);
-  if (h.bucket >= 0) out += ", bucket " + std::to_string(h.bucket);
-  if (h.words + h.sums > 0) out += ", control of " + std::to_string(h.words) + " words and " + std::to_string(h.sums) + " sums";
-  return out + ") as call " + std::to_string(h.sequence);
-}
-
 bool same_call(const CallHeader& a, const CallHeader& b) {
   return a.magic == b.magic && a.sequence == b.sequence && a.count == b.count && a.step == b.step && a.bucket == b.bucket &&
          a.root == b.root && a.divide_by_sum == b.divide_by_sum && a.words == b.words && a.sums == b.sums &&
@@ -51,6 +34,23 @@ const char* to_string(Operation operation) noexcept {
     case Operation::allocate: return "allocate";
   }
   return "unknown operation";
+}
+
+std::string describe(const CallHeader& h) {
+  std::string out = std::string(to_string(h.operation)) + "(";
+  if (h.operation == Operation::allocate) {
+    out += std::to_string(h.count) + " bytes";
+  } else if (h.operation != Operation::barrier) {
+    if (reduces(h.operation)) out += std::string(to_string(h.op)) + ", ";
+    out += std::to_string(h.count) + " x " + std::string(to_string(h.dtype));
+    if (h.operation == Operation::broadcast) out += ", root " + std::to_string(h.root);
+    if (h.divide_by_sum >= 0) out += ", divided by sum " + std::to_string(h.divide_by_sum);
+  }
+  if (h.what[0] != 0) out += std::string(", ") + h.what.data();
+  if (h.step >= 0) out += ", step " + std::to_string(h.step);
+  if (h.bucket >= 0) out += ", bucket " + std::to_string(h.bucket);
+  if (h.words + h.sums > 0) out += ", control of " + std::to_string(h.words) + " words and " + std::to_string(h.sums) + " sums";
+  return out + ") as call " + std::to_string(h.sequence);
 }
 
 std::vector<std::uint64_t> pack(const ControlRecord& record) {

@@ -8,6 +8,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 
+#include "comm/c10d/finish_sum.h"
 #include "comm/c10d/tensors.h"
 
 namespace unisono {
@@ -62,8 +63,13 @@ void divide(at::Tensor& tensor, double divisor) {
 std::function<void(double)> into(Buffer out, at::Tensor wire) {
   return [out = std::move(out), wire = std::move(wire)](double divisor) mutable {
     const at::NoGradGuard no_grad;
+    const bool elsewhere = wire.data_ptr() != out.data;
+    if (out.device.kind == Device::Kind::cpu && is_defined(ReduceOp::avg, out.dtype)) {
+      if (elsewhere || divisor != 1) finish_sum(wire.data_ptr(), out, divisor);
+      return;
+    }
     divide(wire, divisor);
-    if (wire.data_ptr() != out.data) tensor_of(out).copy_(wire);
+    if (elsewhere) tensor_of(out).copy_(wire);
   };
 }
 

@@ -125,7 +125,7 @@ void Issuer::step() {
   } catch (const Error& error) {
     poison(error);
   } catch (const std::exception& error) {
-    poison(current ? translate(*current, error.what()) : Error(ErrorCode::internal, error.what()));
+    poison(current ? translate(*current, error) : Error(ErrorCode::internal, error.what()));
   }
 }
 
@@ -161,6 +161,7 @@ bool Issuer::read_headers(C10dCall& call) {
   for (std::size_t rank = 0; rank < call.headers.size(); ++rank)
     std::memcpy(&call.headers[rank], bytes.data() + rank * CallHeader::kSize, sizeof(CallHeader));
   if (auto difference = find_difference(call.headers, engine_.name())) throw Error(ErrorCode::mismatch, *difference);
+  last_entered_ = describe(call.header);
   if (!call.header.record_is_inline()) {
     const auto packed = pack(call.record);
     call.phase = C10dCall::Phase::record;
@@ -205,7 +206,13 @@ void Issuer::await(C10dCall& call, EngineOp op) {
 }
 
 // The engine's own wait throws its error, and orders device streams.
-void Issuer::check_engine(C10dCall& call) { call.op->work->wait(); }
+void Issuer::check_engine(C10dCall& call) {
+  try {
+    call.op->work->wait();
+  } catch (const std::exception& raised) {
+    throw translate(call, raised);
+  }
+}
 
 void Issuer::complete(C10dCall& call) {
   check_engine(call);
@@ -229,7 +236,7 @@ void Issuer::look_around() {
   if (!waiting_.empty() && std::exchange(posted_sequence_, waiting_[0]->header.sequence) != waiting_[0]->header.sequence)
     board_.post_waiting(posted_sequence_);
   const auto check = [&](const CallPtr& call) {
-    if (now > call->deadline + kGrace) throw overdue(*call);
+    if (now > call->deadline + kGrace) throw overdue(*call, "");
   };
   std::for_each(moving_.begin(), moving_.end(), check);
   std::for_each(waiting_.begin(), waiting_.end(), check);
@@ -247,17 +254,27 @@ void Issuer::fail_all(const Error& cause) {
   waiting_.clear();
 }
 
-Error Issuer::overdue(const C10dCall& call) {
+// Calls are made in one order, so a rank that has not entered this one made the one before it last.
+Error Issuer::overdue(const C10dCall& call, const std::string& engine_text) {
   const double seconds = std::chrono::duration<double>(call.timeout).count();
   std::string text = describe_(call) + ": not ended after " + std::to_string(seconds).substr(0, 6) + " s: ";
   const auto absent = call.phase == C10dCall::Phase::data ? std::vector<int>{} : board_.absent(call.header.sequence);
-  text += absent.empty() ? "a peer does not answer" : list(absent) + (absent.size() == 1 ? " has" : " have") + " not entered this call";
+  if (absent.empty()) {
+    text += "a peer does not answer";
+  } else {
+    text += list(absent) + (absent.size() == 1 ? " has" : " have") + " not entered this call; the last call there was " +
+            (last_entered_.empty() ? "none" : last_entered_);
+  }
+  if (!engine_text.empty()) text += " (" + engine_text + ")";
   return Error(ErrorCode::timeout, text + ". Look there for the cause, or raise the timeout. The group is unusable now.");
 }
 
-Error Issuer::translate(const C10dCall& call, const char* what) {
-  const std::string text(what, std::strcspn(what, "\n"));
-  if (Clock::now() >= call.deadline || mentions(text, {"imed out", "imeout"})) return overdue(call);
+Error Issuer::translate(const C10dCall& call, const std::exception& raised) {
+  const std::string text(raised.what(), std::strcspn(raised.what(), "\n"));
+  const auto* ours = dynamic_cast<const Error*>(&raised);  // an engine of our own behind c10d
+  if ((ours && ours->code() == ErrorCode::timeout) || (!ours && (Clock::now() >= call.deadline || mentions(text, {"imed out", "imeout"}))))
+    return overdue(call, text);
+  if (ours) return Error(ours->code(), describe_(call) + ": " + text);
   if (mentions(text, {"onnection", "closed", "reset", "roken pipe", "ransport endpoint"}))
     return Error(ErrorCode::peer_lost, describe_(call) + ": a peer died or left the group (" + text + "). The group is unusable now.");
   return Error(ErrorCode::internal, describe_(call) + ": the engine failed: " + text);

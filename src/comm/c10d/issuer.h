@@ -61,8 +61,8 @@ class Issuer {
   void check_engine(C10dCall& call);
   void look_around();
   void fail_all(const Error& cause);
-  Error translate(const C10dCall& call, const char* text);
-  Error overdue(const C10dCall& call);
+  Error translate(const C10dCall& call, const std::exception& raised);
+  Error overdue(const C10dCall& call, const std::string& engine_text);
 
   Engine engine_;
   Describe describe_;
@@ -79,6 +79,7 @@ class Issuer {
   std::vector<EngineOp> abandoned_;  // of failed calls: the engine may still use their memory
   C10dCall::Clock::time_point looked_;
   std::int64_t posted_sequence_ = -1;
+  std::string last_entered_;  // the newest call that every rank has entered
   std::thread thread_;
 };
 

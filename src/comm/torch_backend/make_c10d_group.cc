@@ -5,13 +5,14 @@
 #include <unisono/c10d.h>
 
 #include "comm/c10d/c10d_group.h"
+#include "comm/serial/serial_group.h"
 #include "comm/torch_backend/torch_backend.h"
 
 namespace unisono {
 namespace {
 
 // The only state outside an object: two adapters over one c10d group would issue its collectives in an order that differs
-// between ranks, so a group that has one gets the same again. An adapter keeps its c10d group alive, so no address comes twice.
+// between ranks, so a group that has one gets the same again. An adapter keeps its c10d group alive, so its address is not given out again.
 struct Adapters {
   std::mutex mutex;
   std::map<const c10d::ProcessGroup*, std::weak_ptr<ProcessGroup>> of_group;
@@ -20,6 +21,15 @@ struct Adapters {
 Adapters& adapters() {
   static Adapters instance;
   return instance;
+}
+
+// A world of one needs no engine, unless for memory that only an engine reaches.
+std::shared_ptr<ProcessGroup> adapt(c10::intrusive_ptr<c10d::ProcessGroup> group) {
+  Engine engine(std::move(group));
+  if (engine.group()->getSize() > 1 || engine.serves(Device::Kind::cuda)) return std::make_shared<C10dGroup>(std::move(engine));
+  GroupOptions options;
+  options.timeout = engine.timeout();
+  return make_serial_group(options);
 }
 
 std::shared_ptr<ProcessGroup> own_transport(const c10d::ProcessGroup& group) {
@@ -42,8 +52,9 @@ std::shared_ptr<ProcessGroup> make_c10d_group(c10::intrusive_ptr<c10d::ProcessGr
   const auto* address = group.get();
   auto adapter = known.of_group[address].lock();
   if (!adapter) {
-    adapter = std::make_shared<C10dGroup>(Engine(std::move(group)));
-    known.of_group[address] = adapter;
+    const bool one = group->getSize() == 1;  // needs no order, and would not keep the group alive
+    adapter = adapt(std::move(group));
+    if (!one) known.of_group[address] = adapter;
   }
   return adapter;
 }

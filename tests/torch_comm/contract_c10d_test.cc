@@ -1,0 +1,37 @@
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <unisono/torch_backend.h>
+
+#include "comm/c10d/c10d_group.h"
+#include "comm/contract.h"
+#include "comm/serial/serial_group.h"
+#include "comm/shm/shm_group.h"
+
+// The adapter over a c10d group whose engine is our own backend over shared memory: both bridges at once, ranks as threads,
+// without an engine of torch's (libtorch ships no headers for Gloo; tests/python/test_c10d_group.py has the adapter over it).
+
+namespace unisono::testing {
+namespace {
+
+std::shared_ptr<ProcessGroup> make_doubly_bridged(const GroupOptions& options, const c10::intrusive_ptr<c10d::Store>& store) {
+  if (options.size == 1) return make_serial_group(options);  // as make_c10d_group does
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, options.rank, options.size);
+  group->setBackend(c10::kCPU, c10d::ProcessGroup::CUSTOM, make_torch_backend(make_shm_group(options)));
+  group->setDefaultBackend(c10d::ProcessGroup::CUSTOM);
+  return std::make_shared<C10dGroup>(Engine(std::move(group)));
+}
+
+const Transport kC10d = {
+    .name = "c10d",
+    .max_ranks = 4,
+    .world = [](int, std::chrono::nanoseconds) -> Maker {
+      const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+      return [store](const GroupOptions& options) { return make_doubly_bridged(options, store); };
+    },
+};
+
+UNISONO_INSTANTIATE_CONTRACT(C10d, kC10d);
+
+}  // namespace
+}  // namespace unisono::testing
