@@ -27,6 +27,7 @@ def main() -> None:
         os.sched_setaffinity(0, {int(cpu) for cpu in cpus.split(",")})
     for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored_by_python, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _GRACE_S = 2.0  # for the other ranks to notice a failure and say what they saw, before they are ended
-_END_S = 5  # between SIGTERM and SIGKILL
+_END_S = 10  # between SIGTERM and SIGKILL
+_ENDING_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
 class LaunchError(Exception):
@@ -169,7 +170,9 @@ def run(options: LaunchOptions) -> int:
     begin = time.monotonic()
     context = None
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)  # half a start is no start
         context = start_processes("unisono", sys.executable, args, envs, NoLogFiles())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
         _watch(context, options, pump, outcome)
     except SignalException as stop:
         outcome.stopped_by, outcome.code = stop.sigval.name, 128 + stop.sigval

@@ -83,23 +83,36 @@ def test_many_lines_arrive_whole_and_in_order(unisono_command):
 def test_output_before_a_crash_is_not_lost(unisono_command, tmp_path):
     source = tmp_path / "crash.cc"
     source.write_text('#include <cstdio>\n#include <csignal>\nint main() { std::printf("last words\\nno newline"); '
-                      "std::fflush(nullptr); std::printf(\"buffered line\\n\"); std::raise(SIGSEGV); }\n")
+                      "std::fflush(nullptr); std::printf(\"buffered line\\ncut\"); std::fflush(nullptr); std::raise(SIGSEGV); }\n")
     program = tmp_path / "crash"
     subprocess.run(["c++", "-o", program, source], check=True, timeout=LIMIT_S)
     result = unisono_command("run", "-n", 1, program)
     assert result.returncode == 139
-    assert result.stdout == "[0] last words\n[0] no newlinebuffered line\n"
+    assert result.stdout == "[0] last words\n[0] no newlinebuffered line\n[0] cut\n"
 
 
 def test_first_failure_gives_the_exit_code(unisono_command, tmp_path):
-    worker = script(tmp_path, "import os, sys, time\nif os.environ['RANK'] == '1':\n    sys.exit('disk on fire')\n"
-                              "time.sleep(600)\n")
+    worker = script(tmp_path, f"""
+import os, sys, time
+rank, pid_file = os.environ["RANK"], {str(tmp_path / "pid")!r}
+if rank == "1":
+    with open(pid_file + ".part", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(pid_file + ".part", pid_file)
+    sys.exit("disk on fire")
+while rank == "2" and not (os.path.exists(pid_file) and not os.path.exists("/proc/" + open(pid_file).read())):
+    time.sleep(0.01)  # until the launcher has seen rank 1 end
+if rank == "2":
+    sys.exit(3)
+time.sleep(600)
+""")
     result = unisono_command("run", "-n", 3, worker)
     assert result.returncode == 1
     assert "[1] disk on fire" in result.stderr
     assert "rank 1 of 3 failed first: exit code 1" in result.stderr
     assert "its last line was: disk on fire" in result.stderr
-    assert "ended the others: 0, 2" in result.stderr
+    assert "rank 2 failed after it: exit code 3" in result.stderr
+    assert "ended the others: 0" in result.stderr
 
 
 @pytest.mark.parametrize("action, code, words", [
@@ -182,11 +195,14 @@ def test_workers_die_with_a_killed_launcher(tmp_path):
 
 @pytest.mark.parametrize("sent, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_workers(tmp_path, sent, code):
-    launcher = start("-n", 2, script(tmp_path, PRINT_PID_AND_STAY))
+    launcher = start("-n", 2, script(tmp_path, "import signal, sys\n"
+                                     "signal.signal(signal.SIGTERM, lambda *_: sys.exit('cleaned up'))\n"
+                                     + PRINT_PID_AND_STAY))
     pids = read_pids(launcher, 2)
     launcher.send_signal(sent)
     _, err = launcher.communicate(timeout=LIMIT_S)
     assert launcher.returncode == code
+    assert err.count("cleaned up") == 2
     assert f"stopped by {sent.name}: ended ranks 0, 1" in err
     assert wait_until_gone(pids, 0) == []
 
