@@ -9,13 +9,13 @@
 struct NetImpl : torch::nn::Module {
   NetImpl()
       : hidden(register_module("hidden", torch::nn::Linear(1, 32))),
-        norm(register_module("norm", torch::nn::BatchNorm1d(32))),
+        norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({32})))),
         out(register_module("out", torch::nn::Linear(32, 1))) {}
 
   torch::Tensor forward(torch::Tensor x) { return out(torch::tanh(norm(hidden(x)))); }
 
   torch::nn::Linear hidden;
-  torch::nn::BatchNorm1d norm;
+  torch::nn::LayerNorm norm;
   torch::nn::Linear out;
 };
 TORCH_MODULE(Net);
