@@ -115,6 +115,16 @@ TEST(Rendezvous, ARunThatWasKilledIsPassedOver) {
   EXPECT_EQ(one.get(), zero);
 }
 
+TEST(Rendezvous, ARankZeroKilledWhileItWaitedIsPassedOver) {
+  MemoryStore store;
+  store.add("u/rounds", 1);
+  store.set("u/round/1/rank/0", dead_process().to_string());
+  auto one = joining(store, 1, 2);
+  const auto zero = joining(store, 0, 2).get();
+  EXPECT_EQ(zero, "u/round/2");
+  EXPECT_EQ(one.get(), zero);
+}
+
 TEST(Rendezvous, ARankZeroKilledBeforeItWroteItsNameIsPassedOver) {
   MemoryStore store;
   store.add("u/rounds", 1);
