@@ -64,7 +64,7 @@ class Reducer final : public GradientListener {
   class Ending;  // queued at the end of a backward; tells a good end from an exception
 
   // The one place where the phase changes.
-  enum class Event { first_hook, end, failure };
+  enum class Event { first_hook, by_hand, end, failure };
   void transition(Event event);
 
   void enter();                                // a hook fires: arms, or follows a backward to its outer one
