@@ -634,3 +634,15 @@ def test_trace(on_ranks, tmp_path):
     assert sum(sizes) >= 16
     data = json.loads(path.read_text())
     assert (data["traceEvents"] if isinstance(data, dict) else data)
+
+
+def shares_storage(group, view):
+    ddp = DistributedDataParallel(TwoLayers(use_a=True), process_group=group, gradient_as_bucket_view=view)
+    ddp(x_of(group)).sum().backward()
+    a, b = (layer.weight.grad.untyped_storage().data_ptr() for layer in (ddp.module.a, ddp.module.b))
+    return a == b
+
+
+@pytest.mark.parametrize("view", [True, False])
+def test_gradients_are_views_into_one_bucket_unless_told_otherwise(on_ranks, view):
+    assert on_ranks(1, shares_storage, view) == [view]
