@@ -14,7 +14,7 @@ has() { echo "#include <$1>" | "${CXX:-c++}" -std=c++20 -x c++ -fsyntax-only - 2
 configure() {  # configure FOLDER OPTIONS...
   local folder=$1
   shift
-  cmake -S . -B "$folder" -G Ninja --log-level=ERROR -Wno-dev "$@"
+  cmake -S . -B "$folder" -G Ninja --log-level=ERROR "$@"
 }
 
 if [ "$what" = sanitize ]; then
