@@ -31,7 +31,9 @@ class Trainee:
         self.context = contextlib.nullcontext
         self._module = self._plain
         if impl in ("unisono-ddp", "no-sync"):
-            self._module = unisono.DistributedDataParallel(self._plain, process_group=groups.unisono, **options)
+            # "no-sync" steps on local gradients on purpose.
+            self._module = unisono.DistributedDataParallel(self._plain, process_group=groups.unisono, step_guard=False,
+                                                           **options)
             if impl == "no-sync":
                 self.context = self._module.no_sync
         elif impl in ("torch-ddp-gloo", "torch-ddp-unisono"):
