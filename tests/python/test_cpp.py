@@ -13,9 +13,8 @@ PROGRAMS = {
     "core": (BUILD / "tests" / "core_tests", 600),
     "core under ThreadSanitizer": (REPOSITORY / "build" / "thread" / "tests" / "core_tests", 900),
     "core under AddressSanitizer": (REPOSITORY / "build" / "address" / "tests" / "core_tests", 900),
-    "torch_comm": (BUILD / "tests" / "torch_comm_tests", 600),
-    "reducer": (BUILD / "tests" / "reducer_tests", 600),
-    "nn": (BUILD / "tests" / "nn_tests", 600),
+    **{name: (BUILD / "tests" / f"{name}_tests", 600) for name in ("torch_comm", "reducer", "nn")
+       if any((REPOSITORY / "tests" / name).glob("*.cc"))},
 }
 
 
