@@ -65,7 +65,8 @@ class DataParallel {
 
   /// Digest (SHA-256, hex) of the bits of all parameters and buffers, in order. Local.
   std::string digest() const;
-  /// Whether all ranks have the same digest. *Collective*. *Blocks*.
+  /// Whether all ranks have the same digest. Rank 0's buffers are brought first when they are due, as before a forward: running
+  /// statistics differ until then. *Collective*. *Blocks*.
   bool replicas_identical();
 
   const StepStats& last_step() const;

@@ -119,6 +119,7 @@ void DataParallel::sync_grads() { state_->reducer->sync_grads(); }
 std::string DataParallel::digest() const { return digest_of(state_->parameters, state_->buffers); }
 
 bool DataParallel::replicas_identical() {
+  if (wants_buffers()) before_forward(state_->buffers);
   const std::vector<std::string> all = gather_texts(digest(), *state_->group, "replica digest");
   return std::all_of(all.begin(), all.end(), [&](const std::string& d) { return d == all[0]; });
 }
