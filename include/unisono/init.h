@@ -16,7 +16,7 @@ struct InitOptions {
   std::shared_ptr<Store> store = nullptr;  ///< null: made from the environment
   std::chrono::nanoseconds timeout = std::chrono::minutes(30);
   std::chrono::nanoseconds start_timeout = std::chrono::minutes(5);
-  LogSink log = nullptr;
+  LogSink log = nullptr;  ///< nothing is said through it yet
 };
 
 /// Makes this process's group from its environment. In this order: explicit arguments; RANK and WORLD_SIZE (torchrun,

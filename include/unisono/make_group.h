@@ -30,7 +30,7 @@ struct GroupOptions {
   std::chrono::nanoseconds timeout = std::chrono::minutes(30);  ///< of every call that names none
   std::chrono::nanoseconds start_timeout = std::chrono::minutes(5);  ///< for all ranks to turn up
   std::string prefix = "unisono";  ///< of the keys in the store: one per group made on the same store
-  LogSink log = nullptr;
+  LogSink log = nullptr;  ///< nothing is said through it yet
 };
 
 /// Whether a transport can serve these options on this machine, and if not, why and what to do.
