@@ -64,15 +64,17 @@ class _Samples:
     def __init__(self):
         self.seconds: list[float] = []  # per call, one value for each burst: that of its slowest rank
         self.calls = 1
+        self.fastest = float("inf")
         self.memory = 0
         self.spent = 0.0
 
 
 def _measure(rivals, size: int, rounds: int) -> dict[str, _Samples]:
-    """A burst of each in turn, the order turned by one in each round; the first round finds how many calls a burst has."""
+    """A burst of each in turn, the order turned by one in each round. How many calls a burst has follows from the fastest
+    so far; the first two rounds only find that out."""
     found = {impl: _Samples() for impl in rivals}
     order = list(rivals)
-    for round_number in range(-1, rounds):
+    for round_number in range(-2, rounds):
         for impl in order:
             s = found[impl]
             if s.spent > _MOST_S:
@@ -84,10 +86,9 @@ def _measure(rivals, size: int, rounds: int) -> dict[str, _Samples]:
             seconds = max(float(answer[0]) for answer in answers) / s.calls
             s.spent += seconds * (warm_up + s.calls)
             s.memory = max(s.memory, *(int(answer[1]) for answer in answers))
-            if round_number < 0:
-                first = max(seconds, 1e-7)
-                s.calls = max(1, min(_MOST_CALLS, int(_BURST_S / first)))
-            else:
+            s.fastest = max(min(s.fastest, seconds), 1e-7)
+            s.calls = max(1, min(_MOST_CALLS, int(_BURST_S / s.fastest)))
+            if round_number >= 0:
                 s.seconds.append(seconds)
         order = order[1:] + order[:1]
     return found

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def _steps(options, models: list[str], report: Report) -> None:
     for ranks in options.ranks:
         lines = []
         for model in models:
+            print(f"  {model}, {ranks} ranks ...", file=sys.stderr, flush=True)
             samples = _times(ranks, model, WAYS, options)
             rows = [row_of(s, bench="step" if way["impl"] != "bare" else "step-bare", model=model, ranks=ranks,
                            impl=way["impl"] if way["impl"] != "bare" else "no-sync", bytes=gradient_bytes(MODELS[model]))
