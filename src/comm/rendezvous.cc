@@ -95,8 +95,18 @@ class Joining {
   }
 
   void check_failure() {
-    if (auto text = store_.get(round_key(round_) + "/failed", std::chrono::nanoseconds(0)))
-      throw Error(ErrorCode::invalid_argument, *text);
+    const auto text = store_.get(round_key(round_) + "/failed", std::chrono::nanoseconds(0));
+    if (!text) return;
+    store_.add(round_key(round_) + "/told", 1);
+    if (rank_ == 0) let_others_read();
+    throw Error(ErrorCode::invalid_argument, *text);
+  }
+
+  // Rank 0 may host the store, which goes with it: the others get a second to read why.
+  void let_others_read() {
+    for (int slices = 0; slices < 20 && store_.add(round_key(round_) + "/told", 0) < size_; ++slices) {
+      store_.get(round_key(round_) + "/nothing", kSlice);
+    }
   }
 
   [[noreturn]] void claimed_twice(std::int64_t round, const ProcessIdentity& other) {
