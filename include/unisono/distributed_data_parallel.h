@@ -1,7 +1,10 @@
 #pragma once
 
 #include <concepts>
+#include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -11,16 +14,18 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <unisono/gradient_transform.h>
+#include <unisono/named_tensor.h>
 #include <unisono/options.h>
 #include <unisono/process_group.h>
 #include <unisono/stats.h>
 
 namespace unisono {
 
-/// A tensor of the model under its module path, e.g. "layers.0.weight".
-struct NamedTensor {
-  std::string name;
-  at::Tensor tensor;
+/// How a join treats ranks that have run out of inputs. The same on all ranks.
+struct JoinOptions {
+  bool divide_by_initial_world_size = true;  ///< false: averages are over the ranks that still have inputs
+  bool throw_on_early_termination = false;   ///< the first rank without inputs makes that step throw on every rank
 };
 
 /// What `DistributedDataParallel` does that does not depend on the module's type; the Python wrapper uses it too.
@@ -36,6 +41,16 @@ class DataParallel {
   ~DataParallel();
   DataParallel(DataParallel&&) noexcept;
   DataParallel& operator=(DataParallel&&) noexcept;
+
+  /// Whether a parameter that was wrapped has been frozen, unfrozen or converted since. Local and cheap.
+  bool parameters_changed() const;
+  /// ... or one was added to the module, removed or replaced.
+  bool module_changed(const torch::nn::Module& module) const;
+  /// To be called before a forward when something changed: from here on these are the model's parameters and buffers. New ones get
+  /// rank 0's values. Does nothing when all is as it was. *Collective*, *blocks*.
+  /// *Throws* `mismatch` when the ranks' models differ now, `invalid_argument` when gradients accumulated under no_sync wait for
+  /// their synchronisation.
+  void follow(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers);
 
   /// To be called before each forward: brings rank 0's buffers when a synchronisation has happened since the last time
   /// and gradients are being recorded. *Collective* in that case. `buffers` are the module's buffers as they are now.
@@ -63,6 +78,29 @@ class DataParallel {
   /// Synchronises gradients accumulated under no_sync now, without a backward. *Collective*. *Blocks*.
   void sync_grads();
 
+  /// Gradients travel through `transform` from the next backward on; null: as they are. The same on all ranks, before a step's first
+  /// backward. See gradient_transform.h and transforms.h.
+  void set_transform(std::shared_ptr<GradientTransform> transform);
+  std::shared_ptr<GradientTransform> transform() const;
+
+  /// From the next backward on, `update` gets parameters as soon as their gradients are averaged, and must use the gradients up and
+  /// leave them undefined. It runs inside backward, bucket by bucket, or, with `max_norm`, a gradient transform, or for sparse
+  /// gradients, at its end, all gradients scaled so that their common 2-norm is at most `max_norm` (infinity: as they are).
+  /// *Throws* `invalid_argument` when a parameter has a post-accumulate hook; a backward throws it, naming the parameter, when a
+  /// gradient comes after its bucket's step.
+  void set_step_in_backward(std::function<void(const std::vector<NamedTensor>&)> update,
+                            std::optional<double> max_norm = std::nullopt);
+
+  /// From here to `finish_join` ranks may have different numbers of steps. No message is sent for it: a rank in `finish_join` takes
+  /// part in the others' steps with nothing, and they learn of it from the message that ends each backward.
+  /// *Throws* `invalid_argument` inside a join or while gradients are being accumulated.
+  void begin_join(const JoinOptions& options = {});
+  /// This rank has no more inputs. *Blocks* until no rank has; then all ranks have the parameters and buffers of the lowest of those
+  /// that took the last step. *Collective*. A collective of the user's own that the others call meanwhile is a `mismatch` naming both.
+  void finish_join();
+  /// Ends the join on this rank alone, after an exception.
+  void cancel_join();
+
   /// Digest (SHA-256, hex) of the bits of all parameters and buffers, in order. Local.
   std::string digest() const;
   /// Whether all ranks have the same digest. Rank 0's buffers are brought first when they are due, as before a forward: running
@@ -82,6 +120,9 @@ class DataParallel {
   struct State;
   std::unique_ptr<State> state_;
 };
+
+/// `options` with the parameters of the module's sparse embeddings among `sparse_parameters`.
+DistributedDataParallelOptions with_sparse_parameters(DistributedDataParallelOptions options, const torch::nn::Module& module);
 
 /// The tensors in what a forward returned, as far as its type shows them: a tensor, tuples, pairs and vectors of what has
 /// tensors, dictionaries' values. Give `find_unused_parameters` an overload for a type of your own, found by its namespace.
@@ -129,7 +170,8 @@ class DistributedDataParallel {
   using Options = DistributedDataParallelOptions;
 
   DistributedDataParallel(std::shared_ptr<M> module, std::shared_ptr<ProcessGroup> group, const Options& options = {})
-      : module_(std::move(module)), core_(parameters_of(*module_), buffers_of(*module_), std::move(group), options) {}
+      : module_(std::move(module)),
+        core_(parameters_of(*module_), buffers_of(*module_), std::move(group), with_sparse_parameters(options, *module_)) {}
   DistributedDataParallel(const torch::nn::ModuleHolder<M>& holder, std::shared_ptr<ProcessGroup> group,
                           const Options& options = {})
       : DistributedDataParallel(holder.ptr(), std::move(group), options) {}
@@ -139,6 +181,7 @@ class DistributedDataParallel {
 
   template <typename... Args>
   decltype(auto) forward(Args&&... args) {
+    if (core_.module_changed(*module_)) core_.follow(parameters_of(*module_), buffers_of(*module_));
     if (core_.wants_buffers()) core_.before_forward(buffers_of(*module_));
     if constexpr (std::is_void_v<decltype(module_->forward(std::forward<Args>(args)...))>) {
       module_->forward(std::forward<Args>(args)...);
@@ -160,6 +203,35 @@ class DistributedDataParallel {
   at::Tensor weight(const at::Tensor& mean_loss, double n) { return core_.weight(mean_loss, n); }
   void sync_grads() { core_.sync_grads(); }
   bool has_unsynchronised_gradients() const { return core_.has_unsynchronised_gradients(); }
+  /// Runs `steps`, of which ranks may take different numbers; see DataParallel::begin_join.
+  template <typename Steps>
+  void join(Steps steps, const JoinOptions& options = {}) {
+    core_.begin_join(options);
+    try {
+      steps();
+    } catch (...) {
+      core_.cancel_join();
+      throw;
+    }
+    core_.finish_join();
+  }
+  /// Optimizers that step inside backward, one per parameter: `make` gets a vector of one parameter and returns a unique_ptr to its
+  /// optimizer, e.g. std::make_unique<torch::optim::SGD>(parameters, 0.1). See DataParallel::set_step_in_backward.
+  template <typename Make>
+  void step_in_backward(Make make, std::optional<double> max_norm = std::nullopt) {
+    using Optimizer = decltype(make(std::vector<at::Tensor>{}));
+    auto optimizers = std::make_shared<std::map<std::string, Optimizer>>();
+    core_.set_step_in_backward(
+        [make, optimizers](const std::vector<NamedTensor>& parameters) {
+          for (const NamedTensor& p : parameters) {
+            auto& optimizer = (*optimizers)[p.name];
+            if (!optimizer) optimizer = make(std::vector<at::Tensor>{p.tensor});
+            optimizer->step();
+            p.tensor.mutable_grad().reset();
+          }
+        },
+        max_norm);
+  }
   std::string digest() const { return core_.digest(); }
   bool replicas_identical() { return core_.replicas_identical(); }
   const StepStats& last_step() const { return core_.last_step(); }

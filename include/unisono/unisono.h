@@ -4,5 +4,7 @@
 #include <unisono/distributed_data_parallel.h>
 #include <unisono/init.h>
 #include <unisono/make_group.h>
+#include <unisono/parameter_averager.h>
 #include <unisono/process_group.h>
 #include <unisono/stats.h>
+#include <unisono/transforms.h>

@@ -15,6 +15,7 @@ void throw_in_python(const Error& error);
 void bind_errors(py::module_& module);
 void bind_group(py::module_& module);
 void bind_data_parallel(py::module_& module);
+void bind_transforms(py::module_& module);
 void bind_bench(py::module_& module);
 
 }  // namespace unisono::python

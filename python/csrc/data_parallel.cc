@@ -1,6 +1,9 @@
 #include <unisono/distributed_data_parallel.h>
 
+#include <pybind11/functional.h>
+
 #include "bindings.h"
+#include "reducer/torch_types.h"
 
 namespace unisono::python {
 
@@ -28,15 +31,43 @@ void bind_options(py::module_& module) {
       .def_readwrite("overlap", &Options::overlap)
       .def_readwrite("naive", &Options::naive)
       .def_readwrite("strict", &Options::strict)
+      .def_readwrite("uneven_accumulation", &Options::uneven_accumulation)
+      .def_readwrite("check_finite", &Options::check_finite)
+      .def_readwrite("check_replicas", &Options::check_replicas)
+      .def_readwrite("bucket_cap_mb_list", &Options::bucket_cap_mb_list)
+      .def_readwrite("delayed_parameters", &Options::delayed_parameters)
+      .def_readwrite("sparse_parameters", &Options::sparse_parameters)
+      .def(
+          "set_reduce_dtype",
+          [](Options& self, at::ScalarType type) {
+            self.reduce_dtype = wire_type(type, "reduce_dtype").dtype;
+          },
+          py::arg("dtype"))
       .def_readwrite("parameters_and_buffers_to_ignore", &Options::parameters_and_buffers_to_ignore);
 }
 
 void bind_stats(py::module_& module) {
+  py::class_<BucketStats>(module, "BucketStats")
+      .def_readonly("bucket", &BucketStats::bucket)
+      .def_readonly("bytes", &BucketStats::bytes)
+      .def_readonly("first_ready_ns", &BucketStats::first_ready_ns)
+      .def_readonly("ready_ns", &BucketStats::ready_ns)
+      .def_readonly("launched_ns", &BucketStats::launched_ns)
+      .def_readonly("arrivals_ns", &BucketStats::arrivals_ns)
+      .def_readonly("done_ns", &BucketStats::done_ns);
+  py::class_<Straggler>(module, "Straggler")
+      .def_readonly("rank", &Straggler::rank)
+      .def_readonly("bucket", &Straggler::bucket)
+      .def_readonly("late_s", &Straggler::late_s);
   py::class_<StepStats>(module, "StepStats")
       .def_readonly("step", &StepStats::step)
       .def_readonly("backward_s", &StepStats::backward_s)
       .def_readonly("exposed_s", &StepStats::exposed_s)
       .def_readonly("waiting_s", &StepStats::waiting_s)
+      .def_readonly("hidden_s", &StepStats::hidden_s)
+      .def_readonly("buckets", &StepStats::buckets)
+      .def_property_readonly("straggler", &StepStats::straggler)
+      .def("to_json", [](const StepStats& self) { return to_json(self); })
       .def_readonly("bytes", &StepStats::bytes)
       .def_readonly("messages", &StepStats::messages)
       .def_readonly("rebuilds", &StepStats::rebuilds)
@@ -79,6 +110,36 @@ void bind_data_parallel(py::module_& module) {
       .def("sync", &DataParallel::sync)
       .def("weight", &DataParallel::weight, py::arg("mean_loss"), py::arg("n"), WithoutGil())
       .def("sync_grads", &DataParallel::sync_grads, WithoutGil())
+      .def(
+          "begin_join",
+          [](DataParallel& self, bool divide_by_initial_world_size, bool throw_on_early_termination) {
+            self.begin_join({divide_by_initial_world_size, throw_on_early_termination});
+          },
+          py::arg("divide_by_initial_world_size"), py::arg("throw_on_early_termination"))
+      .def("finish_join", &DataParallel::finish_join, WithoutGil())
+      .def("cancel_join", &DataParallel::cancel_join)
+      .def("parameters_changed", &DataParallel::parameters_changed)
+      .def(
+          "follow",
+          [](DataParallel& self, const Named& parameters, const Named& buffers) {
+            self.follow(named(parameters), named(buffers));
+          },
+          py::arg("parameters"), py::arg("buffers"), WithoutGil())
+      .def("set_transform", &DataParallel::set_transform, py::arg("transform").none(true), WithoutGil())
+      .def("transform", &DataParallel::transform)
+      .def(
+          "set_step_in_backward",
+          [](DataParallel& self, std::function<void(const std::vector<at::Tensor>&)> update, std::optional<double> max_norm) {
+            if (!update) return self.set_step_in_backward(nullptr);
+            self.set_step_in_backward(
+                [update = std::move(update)](const std::vector<NamedTensor>& parameters) {
+                  std::vector<at::Tensor> tensors;
+                  for (const NamedTensor& p : parameters) tensors.push_back(p.tensor);
+                  update(tensors);
+                },
+                max_norm);
+          },
+          py::arg("update").none(true), py::arg("max_norm") = py::none())
       .def("digest", &DataParallel::digest, WithoutGil())
       .def("replicas_identical", &DataParallel::replicas_identical, WithoutGil())
       .def("last_step", &DataParallel::last_step, py::return_value_policy::copy)

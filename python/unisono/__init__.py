@@ -8,8 +8,9 @@ from unisono.version import check_torch
 
 check_torch(torch.__version__)
 
-from unisono import _C, errors  # noqa: E402
+from unisono import _C, errors, transforms  # noqa: E402
 from unisono._C import ProcessGroup, StepStats, TraceEvent, Work, describe_environment, write_chrome_trace  # noqa: E402
+from unisono.averaging import ParameterAverager  # noqa: E402
 from unisono.ddp import DistributedDataParallel  # noqa: E402
 from unisono.errors import (  # noqa: E402
     CorruptError,
@@ -21,12 +22,13 @@ from unisono.errors import (  # noqa: E402
     TimeoutError,
 )
 from unisono.group import init, viable_transports  # noqa: E402
+from unisono.precision import MixedPrecision  # noqa: E402
 
 __version__ = _C.__version__
 __all__ = [
     "CorruptError", "DistributedDataParallel", "Error", "InternalError", "InvalidArgumentError", "MismatchError",
-    "PeerLostError", "ProcessGroup", "StepStats", "TimeoutError", "TraceEvent", "Work", "cmake_prefix_path",
-    "describe_environment", "errors", "init", "viable_transports", "write_chrome_trace",
+    "MixedPrecision", "ParameterAverager", "PeerLostError", "ProcessGroup", "StepStats", "TimeoutError", "TraceEvent", "Work",
+    "cmake_prefix_path", "describe_environment", "errors", "init", "transforms", "viable_transports", "write_chrome_trace",
 ]
 
 

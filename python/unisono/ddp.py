@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections import OrderedDict
 
 import torch
 
-from unisono import _C
-from unisono.group import resolve
+from unisono import _C, errors, precision, transforms
+from unisono.backward_optimizer import BackwardOptimizers
+from unisono.changes import Registrations
+from unisono.changes import sparse_parameters as _sparse_embeddings
+from unisono.device import place_of, to_device
+from unisono.group import of_keywords
 from unisono.guard import guard_steps
 from unisono.outputs import tensors_in
-
-_NOT_YET = {  # torch's keywords that change nothing at these values and cannot have others yet
-    "delay_all_reduce_named_params": None,
-    "param_to_hook_all_reduce": None,
-    "mixed_precision": None,
-    "device_mesh": None,
-    "skip_all_reduce_unused_params": False,
-    "bucket_cap_mb_list": None,
-    "batched_grad_copy": False,
-}
-
 
 class DistributedDataParallel(torch.nn.Module):
     """Keeps the replicas of `module` on all ranks in step: after every backward, the gradient of every parameter is
@@ -29,8 +23,12 @@ class DistributedDataParallel(torch.nn.Module):
 
     Takes the keyword arguments of `torch.nn.parallel.DistributedDataParallel` and, beyond them, `strict` (raise at
     the end of a backward in which a parameter received no gradient), `parameters_and_buffers_to_ignore`,
-    `step_guard` (an optimizer that steps on gradients which no synchronisation has averaged raises), and for measuring
-    `overlap` and `naive`. `process_group` is a unisono group, a torch.distributed group, or None.
+    `step_guard` (an optimizer that steps on gradients which no synchronisation has averaged raises),
+    `uneven_accumulation` (ranks may sum up different numbers of backwards), `check_finite` (raise when a gradient holds an
+    infinity or NaN, naming parameter and rank), `check_replicas` (compare a few elements of the parameters in every step),
+    `sparse_parameters` (names, beyond those of embeddings with sparse=True), and for measuring `overlap` and `naive`.
+    `process_group` is a unisono group, a torch.distributed group, or None. `mixed_precision` is a
+    `unisono.MixedPrecision`, or torch's. docs/differences.md lists what is not as in torch.
     """
 
     def __init__(self, module: torch.nn.Module, device_ids=None, output_device=None, dim: int = 0,
@@ -41,21 +39,20 @@ class DistributedDataParallel(torch.nn.Module):
                  device_mesh=None, skip_all_reduce_unused_params: bool = False, bucket_cap_mb_list=None,
                  batched_grad_copy: bool = False, forward_sync_buffers: bool | None = None, *,
                  overlap: bool = True, naive: bool = False, strict: bool = False,
-                 parameters_and_buffers_to_ignore=(), step_guard: bool = True):
-        given = dict(locals())
+                 parameters_and_buffers_to_ignore=(), step_guard: bool = True, uneven_accumulation: bool = False,
+                 check_finite: bool = False, check_replicas: bool = True, sparse_parameters=()):
+        self._keywords = {name: value for name, value in locals().items()
+                          if name not in ("self", "module", "process_group", "device_mesh", "__class__")}
         super().__init__()
-        for name, only in _NOT_YET.items():
-            if given[name] is not only:
-                raise NotImplementedError(f"DistributedDataParallel({name}={given[name]!r}) is not supported yet; "
-                                          f"only {name}={only!r} is")
-        if device_ids or output_device is not None:
-            raise NotImplementedError("DistributedDataParallel(device_ids=..., output_device=...) is not supported: move "
-                                      "the module and its inputs to their device yourself, and leave both out")
         if dim != 0:
             raise NotImplementedError(f"DistributedDataParallel(dim={dim}) is not supported; inputs are not scattered")
         if not isinstance(module, torch.nn.Module):
             raise TypeError(f"module is a {type(module).__name__}, not a torch.nn.Module")
+        _refuse_lazy(module)
         self.module = module
+        self._device = place_of(module, device_ids, output_device)
+        mixed, self._compute = precision.of_keyword(mixed_precision, module)
+        precision.convert(module, mixed)
         options = _C.DistributedDataParallelOptions()
         options.bucket_cap_mb = bucket_cap_mb
         per_step = forward_sync_buffers if forward_sync_buffers is not None else broadcast_buffers
@@ -65,19 +62,40 @@ class DistributedDataParallel(torch.nn.Module):
         options.gradient_as_bucket_view = gradient_as_bucket_view
         options.static_graph = static_graph
         options.overlap, options.naive, options.strict = overlap, naive, strict
+        options.uneven_accumulation = uneven_accumulation
+        options.check_finite, options.check_replicas = check_finite, check_replicas
         options.parameters_and_buffers_to_ignore = [
             *parameters_and_buffers_to_ignore, *getattr(module, "_ddp_params_and_buffers_to_ignore", ())]
-        self.process_group = resolve(process_group)
+        options.sparse_parameters = [*sparse_parameters, *_sparse_embeddings(module)]
+        options.delayed_parameters = _names_of_delayed(delay_all_reduce_named_params, param_to_hook_all_reduce)
+        options.bucket_cap_mb_list = list(bucket_cap_mb_list or ())
+        if mixed.reduce is not None:
+            options.set_reduce_dtype(mixed.reduce)
+        self.process_group = of_keywords(process_group, device_mesh)
+        self._registrations = Registrations()
+        self._stepping = False
         self._core = _C.DataParallel(list(module.named_parameters()), list(module.named_buffers()), self.process_group,
                                      options)
         self.register_load_state_dict_pre_hook(_insert_prefix)
+        self.step_guard = step_guard
         if step_guard and self.process_group.size() > 1:
             guard_steps(self)
 
     def forward(self, *args, **kwargs):
+        if torch.autograd._profiler_enabled():
+            with torch.profiler.record_function("DistributedDataParallel.forward"):
+                return self._forward(args, kwargs)
+        return self._forward(args, kwargs)
+
+    def _forward(self, args, kwargs):
+        if self._registrations.seen() or self._core.parameters_changed():
+            _refuse_lazy(self.module)
+            self._core.follow(list(self.module.named_parameters()), list(self.module.named_buffers()))
         if self._core.wants_buffers():
             self._core.before_forward(list(self.module.named_buffers()))
-        output = self.module(*args, **kwargs)
+        if self._device is not None:
+            args, kwargs = to_device((args, kwargs), self._device)
+        output = self._compute(args, kwargs) if self._compute is not None else self.module(*args, **kwargs)
         if self._core.wants_outputs():
             self._core.after_forward(tensors_in(output))
         return output
@@ -114,6 +132,36 @@ class DistributedDataParallel(torch.nn.Module):
         """Synchronises gradients accumulated under `no_sync` now, without a backward. Collective."""
         self._core.sync_grads()
 
+    @contextlib.contextmanager
+    def join(self, divide_by_initial_world_size: bool = True, enable: bool = True,
+             throw_on_early_termination: bool = False):
+        """Ranks may take different numbers of steps inside. No message is sent for it; a rank that leaves waits, and takes
+        part with nothing, until no rank has inputs. Then all have the state of those that took the last step."""
+        if not enable:
+            yield
+            return
+        self._core.begin_join(divide_by_initial_world_size, throw_on_early_termination)
+        try:
+            yield
+        except BaseException:
+            self._core.cancel_join()
+            raise
+        self._core.finish_join()
+
+    def set_transform(self, transform: transforms.GradientTransform | None) -> None:
+        """Gradients travel through `transform` from the next backward on; None: as they are. The same on all ranks."""
+        self._core.set_transform(transform)
+
+    def register_comm_hook(self, state, hook, yields: str = "mean") -> None:
+        """torch's communication hooks, unchanged: `hook(state, bucket)` returns a Future of the reduced bucket."""
+        self._core.set_transform(transforms.hook(state, hook, yields))
+
+    def step_in_backward(self, *optimizers, max_norm: float | None = None) -> None:
+        """From the next backward on `optimizers` step inside it, on each bucket as soon as it is averaged; `.grad` is None
+        afterwards, so that a step() of their own finds nothing to do. With `max_norm` they step at the end of the backward,
+        gradients clipped to that common 2-norm. Without optimizers: no more."""
+        self._core.set_step_in_backward(BackwardOptimizers(self, optimizers) if optimizers else None, max_norm)
+
     def digest(self) -> str:
         """SHA-256 of the bits of all parameters and buffers, in order."""
         return self._core.digest()
@@ -139,6 +187,15 @@ class DistributedDataParallel(torch.nn.Module):
         """Events since tracing began or since the last call; see `unisono.write_chrome_trace`."""
         return self._core.take_trace()
 
+    def __deepcopy__(self, memo):
+        """A wrapper of a copy of the module over the same group. Collective."""
+        keywords = {**self._keywords, "delay_all_reduce_named_params": None, "param_to_hook_all_reduce": None}
+        return type(self)(copy.deepcopy(self.module, memo), process_group=self.process_group, **keywords)
+
+    def __getstate__(self):
+        raise TypeError("DistributedDataParallel holds a process group and cannot be pickled; pickle ddp.module, or save "
+                        "ddp.state_dict()")
+
     def state_dict(self, *args, **kwargs):
         """The module's own, without a prefix."""
         return self.module.state_dict(*args, **kwargs)
@@ -146,6 +203,19 @@ class DistributedDataParallel(torch.nn.Module):
     def load_state_dict(self, state_dict, *args, **kwargs):
         """Takes the module's own keys and those of a file saved from torch's wrapper (`module.` before each)."""
         return self.module.load_state_dict(_without_prefix(state_dict, self.module), *args, **kwargs)
+
+
+def _refuse_lazy(module) -> None:
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+            raise errors.InvalidArgumentError(f"'{name}' of a lazy module has no shape yet; run one forward of the module "
+                                              f"before wrapping it")
+
+
+def _names_of_delayed(named_parameters, trigger) -> list[str]:
+    if (named_parameters is None) != (trigger is None):
+        raise ValueError("delay_all_reduce_named_params and param_to_hook_all_reduce are given together or not at all")
+    return [name for name, _ in named_parameters or ()]
 
 
 def _without_prefix(state_dict, module):

@@ -27,6 +27,18 @@ def init(transport: str = "auto", rank: int = -1, size: int = -1, timeout: float
     return _default_group
 
 
+def of_keywords(process_group, device_mesh) -> _C.ProcessGroup:
+    """From DistributedDataParallel's two ways to name a group."""
+    if device_mesh is None:
+        return resolve(process_group)
+    if process_group is not None:
+        raise ValueError("process_group and device_mesh are both given; one names the group")
+    if device_mesh.ndim != 1:
+        raise ValueError(f"device_mesh has {device_mesh.ndim} dimensions; give the one along which replicas lie, "
+                         f"device_mesh['name']")
+    return resolve(device_mesh.get_group(mesh_dim=0))
+
+
 def resolve(group) -> _C.ProcessGroup:
     """A unisono group from one, from a torch.distributed group, or from nothing: the default of either."""
     if isinstance(group, _C.ProcessGroup):

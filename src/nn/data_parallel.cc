@@ -1,12 +1,16 @@
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include <ATen/ATen.h>
 
 #include <unisono/distributed_data_parallel.h>
 
+#include "comm/c10d/tensors.h"
 #include "nn/model_digest.h"
+#include "nn/module_walk.h"
 #include "nn/state_broadcast.h"
+#include "reducer/autograd_hooks.h"
 #include "reducer/reducer.h"
 
 namespace unisono {
@@ -46,14 +50,42 @@ void require_reducible(const std::vector<NamedTensor>& parameters) {
   }
 }
 
+// What must stay as it is for the reducer's plan and hooks to hold.
+struct Wrapped {
+  explicit Wrapped(const at::Tensor& t) : impl(t.unsafeGetTensorImpl()), options(t.options()), requires_grad(t.requires_grad()) {}
+  bool still(const at::Tensor& t) const {
+    return t.unsafeGetTensorImpl() == impl && t.requires_grad() == requires_grad && t.scalar_type() == options.dtype() &&
+           t.device() == options.device();
+  }
+  const void* impl;
+  at::TensorOptions options;
+  bool requires_grad;
+};
+
+void require_unwrapped(const std::vector<NamedTensor>& parameters) {
+  for (const NamedTensor& p : parameters) {
+    if (!p.tensor.requires_grad() || !is_hooked(p.tensor)) continue;
+    throw Error(ErrorCode::invalid_argument,
+                "parameter '" + p.name + "' belongs to another DistributedDataParallel already: the module, or one inside or "
+                "around it, has been wrapped before. Its gradients would be averaged twice; wrap the outermost module once, "
+                "or destroy the other wrapper first.");
+  }
+}
+
 }  // namespace
 
 struct DataParallel::State {
+  void wrap(std::int64_t first_step);
+
   std::vector<NamedTensor> parameters;
+  std::vector<Wrapped> wrapped;
+  mutable std::size_t key = 0;  // of the module's parameters when they were last compared
   std::vector<NamedTensor> buffers;
   std::shared_ptr<ProcessGroup> group;
   DistributedDataParallelOptions options;
   std::unique_ptr<Reducer> reducer;
+  std::function<void(const std::vector<NamedTensor>&)> update;  // the optimizer in backward
+  std::optional<double> max_norm;
   std::int64_t buffers_at = 0;  // synchronisations when buffers were last sent
 };
 
@@ -68,19 +100,124 @@ DataParallel::DataParallel(std::vector<NamedTensor> parameters, std::vector<Name
   s.buffers = distinct(without(std::move(buffers), options.parameters_and_buffers_to_ignore));
   require_same_model(describe_model(s.parameters, s.buffers, options), *s.group);
   require_reducible(s.parameters);
+  require_unwrapped(s.parameters);
   if (options.init_sync) {
     broadcast_state(s.parameters, 0, *s.group, "parameters");
     broadcast_state(s.buffers, 0, *s.group, "buffers");
   }
-  std::vector<NamedTensor> trainable;
-  for (const NamedTensor& p : s.parameters) {
-    if (p.tensor.requires_grad()) trainable.push_back(p);
-  }
-  s.reducer = std::make_unique<Reducer>(
-      trainable, s.group,
-      Reducer::Options{BucketCaps::from(options), options.overlap && !options.naive, options.gradient_as_bucket_view,
-                       options.strict, options.rethrow});
+  s.wrap(0);
 }
+
+void DataParallel::State::wrap(std::int64_t first_step) {
+  Reducer::Options o;
+  o.caps = BucketCaps::from(options);
+  o.overlap = options.overlap && !options.naive;
+  o.as_view = options.gradient_as_bucket_view;
+  o.strict = options.strict;
+  o.uneven_accumulation = options.uneven_accumulation;
+  o.check_finite = options.check_finite;
+  o.check_replicas = options.check_replicas;
+  if (options.reduce_dtype) o.travels_as = scalar_type_of(*options.reduce_dtype);
+  o.first_step = first_step;
+  o.rethrow = options.rethrow;
+  const std::set<std::string> sparse(options.sparse_parameters.begin(), options.sparse_parameters.end());
+  const std::set<std::string> delayed(options.delayed_parameters.begin(), options.delayed_parameters.end());
+  std::vector<NamedTensor> trainable;
+  wrapped.clear();
+  for (const NamedTensor& p : parameters) {
+    wrapped.emplace_back(p.tensor);
+    if (!p.tensor.requires_grad()) {
+      o.frozen.push_back(p);
+      continue;
+    }
+    trainable.push_back(p);
+    o.sparse.push_back(sparse.contains(p.name));
+    o.delayed.push_back(delayed.contains(p.name));
+  }
+  if (std::find(o.sparse.begin(), o.sparse.end(), true) == o.sparse.end()) o.sparse.clear();
+  auto next = std::make_unique<Reducer>(trainable, group, o);
+  if (reducer) {
+    next->set_sync(reducer->sync());
+    next->set_transform(reducer->transform());
+    next->set_update(update, max_norm);
+    next->timeline() = reducer->timeline();
+  }
+  reducer = std::move(next);
+}
+
+bool DataParallel::parameters_changed() const {
+  const State& s = *state_;
+  for (std::size_t i = 0; i < s.parameters.size(); ++i) {
+    if (!s.wrapped[i].still(s.parameters[i].tensor)) return true;
+  }
+  return false;
+}
+
+bool DataParallel::module_changed(const torch::nn::Module& module) const {
+  const std::size_t before = state_->key;
+  state_->key = parameters_key(module);
+  return (before != 0 && before != state_->key) || parameters_changed();
+}
+
+void DataParallel::follow(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers) {
+  State& s = *state_;
+  parameters = distinct(without(std::move(parameters), s.options.parameters_and_buffers_to_ignore));
+  std::string changed = parameters.size() < s.parameters.size() ? "a parameter was removed" : "";
+  std::vector<NamedTensor> fresh;
+  std::map<const void*, std::size_t> before;
+  for (std::size_t i = 0; i < s.wrapped.size(); ++i) before.emplace(s.wrapped[i].impl, i);
+  for (const NamedTensor& p : parameters) {
+    const auto found = before.find(p.tensor.unsafeGetTensorImpl());
+    if (found == before.end()) fresh.push_back(p);
+    if (found == before.end() || !s.wrapped[found->second].still(p.tensor)) changed = "parameter '" + p.name + "' is another than it was";
+  }
+  if (changed.empty()) return;
+  if (s.reducer->has_unsynchronised()) {
+    throw Error(ErrorCode::invalid_argument, changed + ", while gradients accumulated under no_sync wait for their "
+                                                       "synchronisation; change the module between steps");
+  }
+  std::vector<std::string> entries = describe_model(parameters, buffers, s.options);
+  for (const NamedTensor& p : fresh) entries.push_back("new since the module was wrapped: '" + p.name + "'");
+  require_same_model(entries, *s.group);
+  require_reducible(parameters);
+  if (s.options.init_sync) broadcast_state(fresh, 0, *s.group, "new parameters");
+  s.parameters = std::move(parameters);
+  s.wrap(s.reducer->step());
+  s.buffers_at = -1;
+}
+
+void DataParallel::begin_join(const JoinOptions& options) {
+  state_->reducer->begin_join(!options.divide_by_initial_world_size, options.throw_on_early_termination);
+}
+
+void DataParallel::finish_join() {
+  State& s = *state_;
+  try {
+    do {
+      if (wants_buffers()) before_forward(s.buffers);
+    } while (s.reducer->shadow_step());
+    const int last = s.reducer->authority();
+    broadcast_state(s.parameters, last, *s.group, "parameters after join");
+    broadcast_state(s.buffers, last, *s.group, "buffers after join");
+  } catch (...) {
+    cancel_join();
+    throw;
+  }
+  cancel_join();
+}
+
+void DataParallel::cancel_join() { state_->reducer->end_join(); }
+
+void DataParallel::set_transform(std::shared_ptr<GradientTransform> transform) {
+  state_->reducer->set_transform(std::move(transform));
+}
+void DataParallel::set_step_in_backward(std::function<void(const std::vector<NamedTensor>&)> update,
+                                        std::optional<double> max_norm) {
+  state_->update = update;
+  state_->max_norm = max_norm;
+  state_->reducer->set_update(std::move(update), max_norm);
+}
+std::shared_ptr<GradientTransform> DataParallel::transform() const { return state_->reducer->transform(); }
 
 DataParallel::~DataParallel() = default;
 DataParallel::DataParallel(DataParallel&&) noexcept = default;
@@ -96,7 +233,7 @@ void DataParallel::before_forward(const std::vector<NamedTensor>& buffers) {
   if (!wants_buffers()) return;
   State& s = *state_;
   s.buffers = distinct(without(buffers, s.options.parameters_and_buffers_to_ignore));
-  broadcast_state(s.buffers, 0, *s.group, "buffers");
+  broadcast_state(s.buffers, s.reducer->authority(), *s.group, "buffers");
   s.buffers_at = s.reducer->synchronisations();
 }
 

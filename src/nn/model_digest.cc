@@ -35,8 +35,13 @@ std::string describe(const DistributedDataParallelOptions& o) {
     text << "default";
   }
   text << ", broadcast_buffers " << o.broadcast_buffers << ", init_sync " << o.init_sync << ", strict " << o.strict
-       << ", naive " << o.naive << ", ignored";
+       << ", naive " << o.naive << ", uneven_accumulation " << o.uneven_accumulation << ", ignored";
   for (const std::string& name : o.parameters_and_buffers_to_ignore) text << " '" << name << "'";
+  for (double cap : o.bucket_cap_mb_list) text << ", bucket cap " << cap;
+  text << ", delayed";
+  for (const std::string& name : o.delayed_parameters) text << " '" << name << "'";
+  text << ", sparse";
+  for (const std::string& name : o.sparse_parameters) text << " '" << name << "'";
   return text.str();
 }
 

@@ -102,6 +102,15 @@ std::vector<bool> AutogradHooks::reached_from(const std::vector<at::Tensor>& out
   return reached;
 }
 
+bool is_hooked(const at::Tensor& parameter) {
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
+  if (!accumulator) return false;
+  for (const auto& hook : accumulator->pre_hooks()) {
+    if (dynamic_cast<const PreHook*>(hook.get())) return true;
+  }
+  return false;
+}
+
 bool has_post_accumulate_hook(const at::Tensor& parameter) {
   return torch::autograd::impl::post_acc_grad_hooks(parameter) != nullptr;
 }

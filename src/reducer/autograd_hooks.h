@@ -45,6 +45,9 @@ class AutogradHooks {
   std::vector<Hooked> hooked_;
 };
 
+/// Whether some `AutogradHooks` hang on the parameter already.
+bool is_hooked(const at::Tensor& parameter);
+
 /// Whether the user has hung a hook on the parameter that runs after accumulation and wants to see `.grad`.
 bool has_post_accumulate_hook(const at::Tensor& parameter);
 

@@ -10,16 +10,29 @@
 
 namespace unisono {
 
-BucketCaps BucketCaps::from(const DistributedDataParallelOptions& options) {
-  constexpr std::size_t mib = 1024 * 1024;
-  if (options.naive) return {0, 0};
-  if (!options.bucket_cap_mb) return {1 * mib, 25 * mib};
-  const double cap = *options.bucket_cap_mb;
+namespace {
+
+constexpr std::size_t mib = 1024 * 1024;
+
+std::size_t bytes_of(double cap) {
   if (!(cap >= 0) || std::isinf(cap)) {
     throw Error(ErrorCode::invalid_argument, "bucket_cap_mb is " + std::to_string(cap) +
                                                  "; it must be a number of MiB, 0 for a bucket per gradient");
   }
-  const auto bytes = static_cast<std::size_t>(cap * mib);
+  return static_cast<std::size_t>(cap * mib);
+}
+
+}  // namespace
+
+BucketCaps BucketCaps::from(const DistributedDataParallelOptions& options) {
+  if (options.naive) return {0, 0};
+  if (!options.bucket_cap_mb_list.empty()) {
+    BucketCaps caps;
+    for (double cap : options.bucket_cap_mb_list) caps.list.push_back(bytes_of(cap));
+    return caps;
+  }
+  if (!options.bucket_cap_mb) return {1 * mib, 25 * mib};
+  const std::size_t bytes = bytes_of(*options.bucket_cap_mb);
   return {bytes, bytes};
 }
 
@@ -29,7 +42,7 @@ std::vector<BucketSpec> plan_buckets(std::span<const GradientSpec> gradients, st
     BucketSpec bucket;
     std::size_t payload = 0;  // without padding: what the cap is compared with
     std::size_t last = 0;     // position in `order` of the last member
-    bool first = true;
+    std::size_t closed = 0;
   };
   std::map<std::tuple<Dtype, Device::Kind, int>, Open> open;
   std::vector<std::pair<std::size_t, BucketSpec>> closed;
@@ -38,7 +51,7 @@ std::vector<BucketSpec> plan_buckets(std::span<const GradientSpec> gradients, st
     closed.emplace_back(o.last, std::move(o.bucket));
     o.bucket = {};
     o.payload = 0;
-    o.first = false;
+    ++o.closed;
   };
   for (std::size_t position = 0; position < order.size(); ++position) {
     const GradientSpec& g = gradients[order[position]];
@@ -50,7 +63,7 @@ std::vector<BucketSpec> plan_buckets(std::span<const GradientSpec> gradients, st
     o.bucket.bytes += (g.bytes + kAlignment - 1) / kAlignment * kAlignment;
     o.payload += g.bytes;
     o.last = position;
-    if (o.payload >= (o.first ? caps.first : caps.rest)) close(o);
+    if (o.payload >= caps.of(o.closed)) close(o);
   }
   for (auto& [key, o] : open) {
     if (!o.bucket.members.empty()) close(o);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -34,6 +35,12 @@ inline constexpr std::size_t kAlignment = 64;
 struct BucketCaps {
   std::size_t first = 0;  ///< of the first bucket of each dtype and device
   std::size_t rest = 0;
+  std::vector<std::size_t> list = {};  ///< of each bucket in turn, when not empty
+
+  std::size_t of(std::size_t bucket) const {
+    if (!list.empty()) return list[std::min(bucket, list.size() - 1)];
+    return bucket == 0 ? first : rest;
+  }
 
   /// torch's rule: 25 MiB, and a first bucket of 1 MiB only when no cap is given; `naive` gives every gradient its own.
   /// *Throws* `invalid_argument` for a cap that is negative or not a number.

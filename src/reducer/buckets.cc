@@ -4,6 +4,8 @@
 
 #include <ATen/ATen.h>
 
+#include "comm/c10d/tensors.h"
+
 namespace unisono {
 namespace {
 
@@ -16,7 +18,7 @@ at::Storage storage_of(const Buffer& memory) {
 }  // namespace
 
 Buckets::Buckets(std::vector<BucketSpec> plan, std::vector<GradientSlot>& slots, ProcessGroup& group)
-    : bucket_of_(slots.size()) {
+    : bucket_of_(slots.size(), -1) {
   std::map<std::pair<Device::Kind, int>, std::size_t> bytes;
   for (const BucketSpec& spec : plan) bytes[{spec.device.kind, spec.device.index}] += spec.bytes;
 
@@ -43,10 +45,12 @@ Buckets::Buckets(std::vector<BucketSpec> plan, std::vector<GradientSlot>& slots,
     Arena& arena = arenas[{spec.device.kind, spec.device.index}];
     for (std::size_t i = 0; i < spec.members.size(); ++i) {
       slots[spec.members[i]].place(arena.storage, arena.used + spec.offsets[i]);
-      bucket_of_[spec.members[i]] = buckets_.size();
+      bucket_of_[spec.members[i]] = static_cast<int>(buckets_.size());
     }
     Bucket bucket;
     bucket.buffer = {arena.data + arena.used, spec.bytes / size_of(spec.dtype), spec.dtype, spec.device, arena.owner};
+    bucket.flat = tensor_of(bucket.buffer);
+    bucket.stats.bucket = static_cast<int>(buckets_.size());
     arena.used += spec.bytes;
     bucket.spec = std::move(spec);
     buckets_.push_back(std::move(bucket));

@@ -7,6 +7,8 @@
 
 #include <unisono/process_group.h>
 
+#include <unisono/stats.h>
+
 #include "reducer/bucket_plan.h"
 #include "reducer/gradient_slot.h"
 
@@ -19,8 +21,8 @@ struct Bucket {
   int pending = 0;  ///< gradients still expected in this backward
   bool launched = false;
   Work work;
-  std::int64_t first_ready_ns = 0;
-  std::int64_t launched_ns = 0;
+  at::Tensor flat;     ///< the same memory, as a transform sees it
+  BucketStats stats;
 };
 
 /// The memory of all buckets: one allocation per device. In CPU memory it comes from the group, so that the transport can
@@ -31,12 +33,12 @@ class Buckets {
   Buckets(std::vector<BucketSpec> plan, std::vector<GradientSlot>& slots, ProcessGroup& group);
 
   std::vector<Bucket>& all() { return buckets_; }
-  Bucket& of(std::size_t slot) { return buckets_[bucket_of_[slot]]; }
-  std::size_t index_of(std::size_t slot) const { return bucket_of_[slot]; }
+  /// Null for a gradient that travels in no bucket (a sparse one).
+  Bucket* of(std::size_t slot) { return bucket_of_[slot] < 0 ? nullptr : &buckets_[static_cast<std::size_t>(bucket_of_[slot])]; }
 
  private:
   std::vector<Bucket> buckets_;
-  std::vector<std::size_t> bucket_of_;
+  std::vector<int> bucket_of_;
 };
 
 }  // namespace unisono

@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include "reducer/densify.h"
+
 namespace unisono {
 namespace {
 
@@ -21,19 +23,24 @@ std::vector<std::int64_t> layout_of(const at::Tensor& parameter) {
 
 }  // namespace
 
-GradientSlot::GradientSlot(std::string name, at::Tensor parameter, bool as_view)
-    : name_(std::move(name)), parameter_(std::move(parameter)), as_view_(as_view) {}
+GradientSlot::GradientSlot(std::string name, at::Tensor parameter, bool as_view, bool sparse,
+                           std::optional<at::ScalarType> travels_as)
+    : name_(std::move(name)), parameter_(std::move(parameter)), as_view_(as_view), sparse_(sparse) {
+  const at::ScalarType own = parameter_.scalar_type();
+  type_ = travels_as && at::isFloatingType(own) ? *travels_as : own;
+  as_view_ = as_view_ && type_ == own;
+}
 
 GradientSpec GradientSlot::spec() const {
-  return {static_cast<std::size_t>(parameter_.numel()) * parameter_.element_size(),
-          wire_type(parameter_.scalar_type(), "parameter '" + name_ + "'").dtype, place_of(parameter_)};
+  return {static_cast<std::size_t>(parameter_.numel()) * c10::elementSize(type_),
+          wire_type(type_, "parameter '" + name_ + "'").dtype, place_of(parameter_)};
 }
 
 void GradientSlot::place(const at::Storage& storage, std::size_t byte_offset) {
   at::NoGradGuard no_grad;
   const bool carries = as_view_ && view_.defined() && grad_is_view();
-  at::Tensor place = at::empty({0}, parameter_.options().requires_grad(false));
-  place.set_(storage, static_cast<std::int64_t>(byte_offset / parameter_.element_size()), parameter_.sizes(),
+  at::Tensor place = at::empty({0}, parameter_.options().dtype(type_).requires_grad(false));
+  place.set_(storage, static_cast<std::int64_t>(byte_offset / c10::elementSize(type_)), parameter_.sizes(),
              layout_of(parameter_));
   if (carries) {
     place.copy_(view_);
@@ -57,17 +64,14 @@ void GradientSlot::write_view(const at::Tensor& gradient) {
     return;
   }
   at::NoGradGuard no_grad;
-  if (gradient.layout() != at::kStrided) {
-    view_.copy_(gradient.detach().to_dense());
-  } else {
-    view_.copy_(gradient.detach());
-  }
+  view_.copy_(densified(gradient));
 }
 
 at::Tensor GradientSlot::take(const at::Tensor& gradient) {
+  if (sparse_) return gradient;
   if (!as_view_) {
     if (gradient.layout() == at::kStrided) return gradient;
-    return gradient.detach().to_dense();
+    return densified(gradient);
   }
   at::Tensor& grad = parameter_.mutable_grad();
   if (!grad.defined()) {
@@ -86,13 +90,14 @@ at::Tensor GradientSlot::take_setting_aside(const at::Tensor& gradient) {
   at::Tensor& grad = parameter_.mutable_grad();
   if (grad.defined()) {
     at::NoGradGuard no_grad;
-    aside_ = grad.detach().clone();
+    aside_ = sparse_ ? grad.detach() : grad.detach().clone();
     grad.reset();
   }
   return take(gradient);
 }
 
 void GradientSlot::taken() {
+  if (sparse_) return;
   const at::Tensor& grad = parameter_.grad();
   if (!grad.defined() || grad.unsafeGetTensorImpl() == view_.unsafeGetTensorImpl()) return;
   if (grad_is_view()) return;
@@ -113,7 +118,7 @@ void GradientSlot::end_late() {
   hidden_.reset();
   late_ = false;
   if (!fresh.defined()) return;
-  at::Tensor dense = fresh.layout() == at::kStrided ? fresh.detach() : fresh.detach().to_dense();
+  at::Tensor dense = densified(fresh);
   if (delta_.defined()) {
     delta_ += dense;
   } else {
@@ -167,7 +172,21 @@ void GradientSlot::fill_accumulated() {
   }
 }
 
+at::Tensor GradientSlot::give_sparse(bool fresh, bool weighted) {
+  at::Tensor& grad = parameter_.mutable_grad();
+  if (!grad.defined()) return {};
+  if (fresh || !weighted) return grad.detach();
+  aside_ = grad.detach();
+  return {};
+}
+
+void GradientSlot::accept_sparse(const at::Tensor& averaged) {
+  parameter_.mutable_grad() = aside_.defined() ? averaged + aside_ : averaged;
+  aside_.reset();
+}
+
 void GradientSlot::settle(bool produced) {
+  if (sparse_) return aside_.reset();
   at::NoGradGuard no_grad;
   at::Tensor& grad = parameter_.mutable_grad();
   if (!produced) {
@@ -181,7 +200,7 @@ void GradientSlot::settle(bool produced) {
     } else if (grad.defined() && grad.layout() == at::kStrided) {
       grad.detach().copy_(view_);
     } else {
-      grad = view_.clone();
+      grad = view_.to(parameter_.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
     }
   }
   aside_.reset();

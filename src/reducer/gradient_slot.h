@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +17,10 @@ namespace unisono {
 /// copied out when they are averaged. Every function here is local: no messages.
 class GradientSlot {
  public:
-  GradientSlot(std::string name, at::Tensor parameter, bool as_view);
+  /// `sparse`: gradients are expected to be sparse and lie in no bucket. Elsewhere a sparse gradient is made dense.
+  /// `travels_as`: the dtype in which the gradient lies in its bucket; `.grad` is no view then, unless it is the parameter's own.
+  GradientSlot(std::string name, at::Tensor parameter, bool as_view, bool sparse = false,
+               std::optional<at::ScalarType> travels_as = std::nullopt);
 
   const std::string& name() const { return name_; }
   const at::Tensor& parameter() const { return parameter_; }
@@ -26,6 +30,8 @@ class GradientSlot {
   void place(const at::Storage& storage, std::size_t byte_offset);
   /// Forgets the place, so that its memory can be given back. Only while `.grad` is undefined.
   void unplace() { view_.reset(); }
+  bool as_view() const { return as_view_; }
+  bool is_sparse() const { return sparse_; }
   bool has_gradient() const { return parameter_.grad().defined(); }
 
   /// Before autograd accumulates, the place free to be written: returns what autograd shall accumulate. With `.grad` undefined the
@@ -55,11 +61,18 @@ class GradientSlot {
 
   /// The bucket is averaged. `produced`: by some rank in this window; else everything is put back bit for bit.
   void settle(bool produced);
+  /// A sparse gradient lies in no bucket: what this rank gives to the average, undefined for nothing. `fresh`: a gradient came in
+  /// this window.
+  at::Tensor give_sparse(bool fresh, bool weighted);
+  void accept_sparse(const at::Tensor& averaged);
+
   /// After a failure: forget what was set aside, hidden or late.
   void reset();
 
   /// The place as a flat tensor of real numbers in memory order.
   at::Tensor flat_view() const;
+  /// The place in the parameter's shape.
+  const at::Tensor& place_view() const { return view_; }
 
  private:
   bool grad_is_view() const;
@@ -68,6 +81,8 @@ class GradientSlot {
   std::string name_;
   at::Tensor parameter_;
   bool as_view_;
+  bool sparse_;
+  at::ScalarType type_;  // in the bucket
   bool plain_ = false;  // place and parameter are contiguous CPU memory: memcpy will do
   bool late_ = false;
   at::Tensor view_;    // the place in the bucket

@@ -2,12 +2,15 @@
 
 #include <string>
 
+#include <ATen/ATen.h>
+#include <ATen/record_function.h>
+
 namespace unisono {
 
 AllReduceOptions Averaging::options() const {
   AllReduceOptions options;
-  options.op = weighted ? ReduceOp::sum : ReduceOp::avg;
-  if (weighted) {
+  options.op = has_weights() ? ReduceOp::sum : ReduceOp::avg;
+  if (has_weights()) {
     options.divide_by_sum = 0;
     options.control.sums = {weight};
   }
@@ -21,38 +24,74 @@ void Launcher::begin(Buckets& buckets, std::int64_t step, Averaging averaging) {
   next_ = 0;
   ended_ = 0;
   failed_ = -1;
+  closing_ = {};
+  pipeline_.forget();
 }
 
 bool Launcher::next_is_ready() const {
   const auto& all = buckets_->all();
-  return next_ + 1 < all.size() && all[next_].pending <= 0;
+  return next_ < all.size() && !next_closes() && all[next_].pending <= 0;
 }
 
 void Launcher::launch(const ControlRecord& control, bool withhold) {
+  RECORD_USER_SCOPE("unisono.launch");
   Bucket& bucket = next();
   AllReduceOptions options = averaging_.options();
   options.tag = {step_, static_cast<std::int32_t>(next_), "gradients"};
   options.control.words = control.words;
   options.withhold = withhold;
+  const bool closes = next_closes();
   bucket.launched = true;
-  bucket.launched_ns = monotonic_ns();
+  bucket.stats.launched_ns = monotonic_ns();
+  bucket.stats.bytes = static_cast<std::int64_t>(bucket.buffer.bytes());
   ++next_;
   timeline_.count_message(bucket.buffer.bytes());
   bucket.work = group_.all_reduce(bucket.buffer, options);
+  if (closes) closing_ = bucket.work;
+}
+
+void Launcher::transform(GradientBucket bucket) {
+  next().launched = true;
+  next().stats.launched_ns = monotonic_ns();
+  ++next_;
+  pipeline_.start(std::move(bucket));
 }
 
 void Launcher::ended(std::size_t index) {
+  BucketStats& stats = buckets_->all()[index].stats;
+  stats.done_ns = monotonic_ns();
+  stats.arrivals_ns = buckets_->all()[index].work.arrivals();
+  if (on_ended) on_ended(index);
   if (!timeline_.tracing()) return;
-  const Bucket& bucket = buckets_->all()[index];
   const auto b = static_cast<int>(index);
-  timeline_.record({"all-reduce " + std::to_string(index), "all-reduce", bucket.launched_ns, monotonic_ns(), step_, b});
+  timeline_.record({"all-reduce " + std::to_string(index), "all-reduce", stats.launched_ns, stats.done_ns, step_, b});
 }
 
 void Launcher::poll() {
-  while (ended_ < next_ && buckets_->all()[ended_].work.poll()) ended(ended_++);
+  while (!transforms() && ended_ < next_ && buckets_->all()[ended_].work.poll()) ended(ended_++);
 }
 
-void Launcher::wait() {
+// The results of transforms are in the buckets before the last message tells what they are to be divided by.
+void Launcher::close(const ControlRecord& control) {
+  pipeline_.finish([&](std::size_t index) { ended(index); });
+  ended_ = next_;
+  CallOptions options;
+  options.tag = {step_, -1, "end of backward"};
+  options.control = control;
+  if (averaging_.has_weights()) options.control.sums = {averaging_.weight};
+  timeline_.count_message(0);
+  closing_ = group_.barrier(options);
+  closing_.wait();
+  const bool weights = averaging_.has_weights();
+  const double factor = pipeline_.factor(weights, weights ? divisor() : 0);
+  if (factor == 1) return;
+  at::NoGradGuard no_grad;
+  for (Bucket& bucket : buckets_->all()) factor == 0 ? bucket.flat.zero_() : bucket.flat.mul_(factor);
+}
+
+void Launcher::wait(const ControlRecord& closing) {
+  RECORD_USER_SCOPE("unisono.wait");
+  if (transforms()) return close(closing);
   std::exception_ptr first;
   for (; ended_ < next_; ++ended_) {
     try {
@@ -67,8 +106,6 @@ void Launcher::wait() {
   }
   if (first) std::rethrow_exception(first);
 }
-
-const ControlRecord& Launcher::verdict() const { return buckets_->all().back().work.control(); }
 
 void Launcher::average(const at::Tensor& flat, std::int32_t bucket) {
   const WireType type = wire_type(flat.scalar_type(), "a late gradient");

@@ -14,23 +14,64 @@ Reducer::Reducer(const std::vector<NamedTensor>& parameters, std::shared_ptr<Pro
       launcher_(*group_, timeline_),
       ready_(parameters.size()),
       fresh_(parameters.size()),
+      updated_(parameters.size()),
       message_(group_->size(), parameters.size()),
       opened_(parameters.size()),
+      step_(options.first_step),
       alive_(std::make_shared<Reducer*>(this)) {
-  std::vector<GradientSpec> specs;
-  std::vector<at::Tensor> tensors;
-  for (const NamedTensor& p : parameters) {
-    slots_.emplace_back(p.name, p.tensor, options_.as_view);
-    specs.push_back(slots_.back().spec());
-    tensors.push_back(p.tensor);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const bool sparse = i < options_.sparse.size() && options_.sparse[i];
+    slots_.emplace_back(parameters[i].name, parameters[i].tensor, options_.as_view, sparse, options_.travels_as);
+    parameters_.push_back(parameters[i].tensor);
+    all_views_ = all_views_ && slots_.back().as_view();
   }
-  buckets_ = std::make_unique<Buckets>(plan_buckets(specs, order_.order(), options_.caps), slots_, *group_);
-  hooks_ = std::make_unique<AutogradHooks>(tensors, *this);
+  launcher_.on_ended = [this](std::size_t bucket) { bucket_ended(bucket); };
+  buckets_ = std::make_unique<Buckets>(plan(), slots_, *group_);
+  hooks_ = std::make_unique<AutogradHooks>(parameters_, *this);
 }
 
 Reducer::~Reducer() {
   hooks_.reset();
   alive_.reset();
+}
+
+std::vector<BucketSpec> Reducer::plan() const {
+  std::vector<GradientSpec> specs;
+  for (const GradientSlot& slot : slots_) specs.push_back(slot.spec());
+  std::vector<std::size_t> order, late;
+  for (std::size_t i : order_.order()) {
+    if (slots_[i].is_sparse()) continue;
+    (i < options_.delayed.size() && options_.delayed[i] ? late : order).push_back(i);
+  }
+  std::vector<BucketSpec> plan = plan_buckets(specs, order, options_.caps);
+  for (BucketSpec& bucket : plan_buckets(specs, late, options_.caps)) plan.push_back(std::move(bucket));
+  if (plan.empty()) plan.push_back({.bytes = kAlignment});  // all are sparse: the last message is still needed
+  return plan;
+}
+
+void Reducer::set_transform(std::shared_ptr<GradientTransform> transform) {
+  std::lock_guard lock(mutex_);
+  if (phase_ != Phase::idle || window_backwards_ > 0) {
+    throw Error(ErrorCode::invalid_argument,
+                "a gradient transform is set while gradients are being accumulated; set it before a step's first backward");
+  }
+  launcher_.pipeline().use(std::move(transform));
+}
+
+void Reducer::set_update(Update update, std::optional<double> max_norm) {
+  std::lock_guard lock(mutex_);
+  if (phase_ != Phase::idle || window_backwards_ > 0) {
+    throw Error(ErrorCode::invalid_argument,
+                "an optimizer is put into backward while gradients are being accumulated; do it before a step's first backward");
+  }
+  for (const GradientSlot& slot : slots_) {
+    if (!update || !has_post_accumulate_hook(slot.parameter())) continue;
+    throw Error(ErrorCode::invalid_argument,
+                "parameter '" + slot.name() + "' has a post-accumulate hook, which sees this rank's gradient before it is "
+                "averaged and would find none after the optimizer's step; remove it to let the optimizer step in backward");
+  }
+  update_ = std::move(update);
+  max_norm_ = max_norm;
 }
 
 void Reducer::leaving(const Error& error) {
@@ -80,6 +121,15 @@ void Reducer::check_weight() {
   has_unused_weight_ = false;
 }
 
+void Reducer::check_frozen() const {
+  for (const NamedTensor& p : options_.frozen) {
+    if (!p.tensor.requires_grad()) continue;
+    throw Error(ErrorCode::invalid_argument,
+                "parameter '" + p.name + "' did not require grad when the module was wrapped and does now, but no forward went "
+                "through the wrapper since; call the wrapper, not the module inside, after unfreezing");
+  }
+}
+
 void Reducer::expect_backward_from(const std::vector<at::Tensor>& outputs) {
   std::lock_guard lock(mutex_);
   if (!sync_) return;
@@ -93,6 +143,7 @@ void Reducer::sync_grads() {
   }
   begin_backward();
   transition(Event::by_hand);
+  by_hand_ = true;
   try {
     begin_reduction();
   } catch (...) {
@@ -110,6 +161,7 @@ std::vector<std::int64_t> Reducer::bucket_sizes() const {
 
 std::string Reducer::describe_bucket(std::size_t index) const {
   const auto& members = buckets_->all()[index].spec.members;
+  if (members.empty()) return "";
   std::string text = " Bucket " + std::to_string(index) + " holds '" + slots_[members.front()].name() + "'";
   if (members.size() > 1) {
     text += " to '" + slots_[members.back()].name() + "' (" + std::to_string(members.size()) + " parameters)";

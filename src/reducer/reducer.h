@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,14 @@ class Reducer final : public GradientListener {
     bool overlap = true;
     bool as_view = true;
     bool strict = false;
+    bool uneven_accumulation = false;
+    bool check_finite = false;
+    bool check_replicas = false;
+    std::optional<at::ScalarType> travels_as = std::nullopt;
+    std::int64_t first_step = 0;
+    std::vector<NamedTensor> frozen = {};  // the model's other parameters: must not require grad in a backward
+    std::vector<bool> sparse = {};   // per parameter; empty: none
+    std::vector<bool> delayed = {};  // likewise: in the last buckets
     std::function<void(const Error&)> rethrow = nullptr;  // may throw another exception in an error's place
   };
 
@@ -50,8 +59,26 @@ class Reducer final : public GradientListener {
   /// Whether gradients have been accumulated that no synchronisation has averaged.
   bool has_unsynchronised() const { return window_backwards_ > 0; }
 
+  std::int64_t step() const { return step_; }
+  /// Ranks may run out of inputs from now on: those that have call `shadow_step` until it returns false. `by_active`: averages
+  /// are over the ranks that still have inputs. `end_early`: the first rank without inputs makes every rank's backward throw.
+  void begin_join(bool by_active, bool end_early);
+  void end_join();
+  /// Takes part in one step of the others without data. Returns false when no rank had data. *Collective*. *Blocks*.
+  bool shadow_step();
+  /// The lowest rank that had inputs in the last step.
+  int authority() const { return authority_; }
+
   /// How many synchronisations have ended well.
   std::int64_t synchronisations() const { return synchronisations_; }
+  /// Sends buckets through `transform` from the next backward on; null: in all-reduces of their own. Not inside a window.
+  void set_transform(std::shared_ptr<GradientTransform> transform);
+  /// From the next backward on `update` gets the parameters whose gradients are averaged: bucket by bucket while backward runs, or,
+  /// with `max_norm`, a transform or for sparse gradients, all at its end, then with their common norm clipped.
+  /// It must leave `.grad` undefined. Null ends it.
+  using Update = std::function<void(const std::vector<NamedTensor>&)>;
+  void set_update(Update update, std::optional<double> max_norm);
+  const std::shared_ptr<GradientTransform>& transform() { return launcher_.pipeline().transform(); }
   Timeline& timeline() { return timeline_; }
   std::vector<std::int64_t> bucket_sizes() const;
 
@@ -75,15 +102,30 @@ class Reducer final : public GradientListener {
 
   void begin_backward();
   void check_weight();
+  void check_frozen() const;
   void begin_reduction();                      // every bucket expects its gradients again
   void mark_ready(std::size_t index);
   void launch_next(bool withhold);
+  void give_to_transform();
+  ControlRecord closing_record();
+  bool updates_early() const { return update_ && !max_norm_ && !launcher_.transforms(); }
+  void bucket_ended(std::size_t index);
+  void update_rest(const BackwardMessage& verdict);
+  void note_nonfinite(const Bucket& bucket);
+  void check_verdict(const BackwardMessage& verdict) const;
+  void report(const BackwardMessage& verdict) const;
+  void follow_joined(const BackwardMessage& verdict);
+  void check_accumulation(const BackwardMessage& verdict) const;
+  void check_replicas(const BackwardMessage& verdict) const;
+  [[noreturn]] void name_first_difference() const;
   void finish_reduction();
   void fail_reduction();
   void reduce_late(const BackwardMessage& verdict);
+  void reduce_sparse(const BackwardMessage& verdict);
   void settle(const BackwardMessage& verdict);
   void close_window();
   void rebuild();
+  std::vector<BucketSpec> plan() const;
   std::string names_of(const Bitmap& set) const;
   std::string describe_bucket(std::size_t index) const;
 
@@ -91,6 +133,11 @@ class Reducer final : public GradientListener {
   std::shared_ptr<ProcessGroup> group_;
   const Options options_;
   std::vector<GradientSlot> slots_;
+  std::vector<at::Tensor> parameters_;
+  bool all_views_ = true;  // every `.grad` lies in its bucket
+
+  Update update_;
+  std::optional<double> max_norm_;
 
   // Of the plan.
   std::unique_ptr<Buckets> buckets_;
@@ -107,7 +154,9 @@ class Reducer final : public GradientListener {
   std::shared_ptr<void> watch_;
   Bitmap ready_;   // the hook fired in this backward, with or without a gradient
   Bitmap fresh_;   // a gradient came in this backward
+  Bitmap updated_; // ... and has been used up already
   std::size_t fresh_count_ = 0;
+  bool by_hand_ = false;  // sync_grads: no backward of its own
   bool void_ = false;  // the loss of this backward has weight 0: it contributes exact zeros, even if it computes NaN
   BackwardMessage message_;
 
@@ -117,9 +166,22 @@ class Reducer final : public GradientListener {
   double unused_weight_ = 0;        // given since the last backward
   bool has_unused_weight_ = false;
   int window_backwards_ = 0;
+  int accumulated_ = 0;  // backwards that ended well without a synchronisation
   Bitmap opened_;  // had their first gradient of a weighted window
   std::int64_t step_ = 0;
   std::int64_t synchronisations_ = 0;
+
+  // Of a join.
+  struct Join {
+    bool on = false;
+    bool by_active = false;
+    bool end_early = false;
+    bool shadow = false;  // this rank has no more inputs
+    bool weighted = false;  // as the last step was
+  };
+  Join join_;
+  int authority_ = 0;
+  bool all_joined_ = false;
 
   std::shared_ptr<Reducer*> alive_;  // what endings hold weakly
   std::unique_ptr<AutogradHooks> hooks_;

@@ -45,9 +45,16 @@ at::Tensor Reducer::before_accumulate(std::size_t index, const at::Tensor& gradi
   enter();
   GradientSlot& slot = slots_[index];
   message_.produced.set(index);
-  const bool late = phase_ == Phase::reducing && buckets_->of(index).launched;
+  const Bucket* bucket = buckets_->of(index);
+  const bool late = phase_ == Phase::reducing && bucket != nullptr && bucket->launched;
   const at::Tensor& used = void_ ? at::zeros_like(gradient) : gradient;
   if (late) {
+    if (updates_early()) {
+      throw Error(ErrorCode::invalid_argument,
+                  "a gradient of parameter '" + slot.name() + "' came in step " + std::to_string(step_) +
+                      " after its bucket had been averaged and its optimizer had stepped: it is used several times in one "
+                      "backward. Give the optimizer max_norm (infinity clips nothing), so that it steps at the end.");
+    }
     message_.late.set(index);
     slot.begin_late();
     return used;
@@ -92,7 +99,11 @@ void Reducer::enter() {
       mutex_.lock();
     }
   }
-  if (phase_ == Phase::idle) arm(context);
+  if (phase_ == Phase::idle) {
+    arm(context);
+    newest_id_ = std::max(newest_id_, context.id);
+    return check_frozen();
+  }
   newest_id_ = std::max(newest_id_, context.id);
 }
 
@@ -121,6 +132,7 @@ void Reducer::reached_end(std::int64_t backward, int depth) {
   if (phase_ == Phase::idle || backward != backward_ || depth > ending_depth_) return;
   if (depth == 0) {
     if (phase_ == Phase::reducing) return finish_reduction();
+    ++accumulated_;
     transition(Event::end);
     return;
   }
@@ -137,6 +149,8 @@ void Reducer::begin_backward() {
   ready_.clear();
   fresh_.clear();
   fresh_count_ = 0;
+  by_hand_ = false;
+  updated_.clear();
   timeline_.begin_backward();
 }
 

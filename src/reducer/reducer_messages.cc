@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 
 #include "reducer/reducer.h"
+#include "reducer/replica_sample.h"
+#include "reducer/sparse_gradients.h"
 
 namespace unisono {
 
@@ -16,7 +18,16 @@ void Reducer::begin_reduction() {
     for (std::size_t member : bucket.spec.members) bucket.pending += order_.expects(member);
     bucket.launched = false;
     bucket.work = {};
-    bucket.first_ready_ns = 0;
+    bucket.stats = {.bucket = bucket.stats.bucket};
+  }
+  if (join_.on) {
+    if (join_.shadow) message_.joined.set(static_cast<std::size_t>(group_->rank()));
+    averaging_.active = join_.by_active && !averaging_.weighted;
+    if (averaging_.active) averaging_.weight = join_.shadow ? 0 : 1;
+  }
+  const bool comparable = !join_.on && (!launcher_.transforms() || transform()->keeps_replicas_equal());
+  if (options_.check_replicas && comparable && group_->size() > 1) {
+    message_.replicas[static_cast<std::size_t>(group_->rank())] = sample_of_replica(parameters_, step_);
   }
   launcher_.begin(*buckets_, step_, averaging_);
 }
@@ -25,9 +36,13 @@ void Reducer::mark_ready(std::size_t index) {
   if (ready_.test(index)) return;
   ready_.set(index);
   order_.observe(index);
-  Bucket& bucket = buckets_->of(index);
-  bucket.pending -= order_.expects(index);
-  if (timeline_.tracing() && bucket.first_ready_ns == 0) bucket.first_ready_ns = monotonic_ns();
+  Bucket* bucket = buckets_->of(index);
+  if (bucket == nullptr) return;
+  bucket->pending -= order_.expects(index);
+  if (bucket->pending <= 0 || bucket->stats.first_ready_ns == 0) {
+    bucket->stats.ready_ns = monotonic_ns();
+    if (bucket->stats.first_ready_ns == 0) bucket->stats.first_ready_ns = bucket->stats.ready_ns;
+  }
   if (!options_.overlap || (!launcher_.next_is_ready() && !launcher_.outstanding())) return;
   ExposedTime exposed(timeline_);
   while (launcher_.next_is_ready()) launch_next(false);
@@ -47,21 +62,58 @@ void Reducer::launch_next(bool withhold) {
       }
     }
   }
-  ControlRecord control;
-  if (launcher_.next_is_last()) {
-    if (options_.strict) {
-      for (std::size_t i = 0; i < slots_.size(); ++i) {
-        if (!message_.produced.test(i)) message_.silent.set(i);
+  if (options_.check_finite && !withhold) note_nonfinite(bucket);
+  if (launcher_.transforms()) {
+    if (withhold) bucket.flat.zero_();
+    give_to_transform();
+  } else {
+    ControlRecord control;
+    if (updates_early()) {
+      Bitmap produced(bucket.spec.members.size());
+      for (std::size_t i = 0; i < bucket.spec.members.size(); ++i) {
+        if (message_.produced.test(bucket.spec.members[i])) produced.set(i);
       }
+      control.words = produced.words();
     }
-    message_.write(control);
+    if (launcher_.next_closes()) {
+      const ControlRecord closing = closing_record();
+      control.words.insert(control.words.end(), closing.words.begin(), closing.words.end());
+    }
+    launcher_.launch(control, withhold);
   }
-  const std::size_t index = buckets_->index_of(bucket.spec.members.front());
-  launcher_.launch(control, withhold);
-  if (timeline_.tracing() && bucket.first_ready_ns != 0) {
-    timeline_.record({"bucket " + std::to_string(index), "buckets", bucket.first_ready_ns, bucket.launched_ns, step_,
-                      static_cast<int>(index)});
+  const BucketStats& stats = bucket.stats;
+  if (timeline_.tracing() && stats.first_ready_ns != 0) {
+    timeline_.record({"bucket " + std::to_string(stats.bucket), "buckets", stats.first_ready_ns, stats.launched_ns, step_,
+                      stats.bucket});
   }
+}
+
+void Reducer::give_to_transform() {
+  const Bucket& bucket = launcher_.next();
+  GradientBucket seen;
+  seen.index = bucket.stats.bucket;
+  seen.is_last = static_cast<std::size_t>(seen.index) + 1 == buckets_->all().size();
+  seen.step = step_;
+  seen.buffer = bucket.flat;
+  for (std::size_t member : bucket.spec.members) {
+    seen.gradients.push_back({slots_[member].name(), slots_[member].place_view()});
+    seen.parameters.push_back(slots_[member].parameter());
+  }
+  launcher_.transform(std::move(seen));
+}
+
+ControlRecord Reducer::closing_record() {
+  if (options_.strict) {
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      if (!message_.produced.test(i)) message_.silent.set(i);
+    }
+  }
+  if (!averaging_.weighted && !options_.uneven_accumulation) {
+    message_.backwards.set(group_->rank(), join_.shadow ? 0 : accumulated_ + (by_hand_ ? 0 : 1));
+  }
+  ControlRecord record;
+  message_.write(record);
+  return record;
 }
 
 void Reducer::finish_reduction() {
@@ -70,21 +122,14 @@ void Reducer::finish_reduction() {
   BackwardMessage verdict(group_->size(), slots_.size());
   try {
     while (!launcher_.all_launched()) launch_next(false);
-    launcher_.wait();
-    verdict.read(launcher_.verdict());
-    if (verdict.abandoned.any()) {
-      std::string ranks;
-      for (int r = 0; r < group_->size(); ++r) {
-        if (verdict.abandoned.test(static_cast<std::size_t>(r))) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
-      }
-      throw Error(ErrorCode::mismatch,
-                  "rank " + ranks + " threw in its backward of step " + std::to_string(step_) + "; rank " +
-                      std::to_string(group_->rank()) +
-                      " has no averaged gradients for this step. See the error of that rank; call zero_grad() and run the "
-                      "step again on all ranks, or stop.");
-    }
+    launcher_.wait(launcher_.transforms() ? closing_record() : ControlRecord{});
+    verdict.read(launcher_.verdict(), updates_early() ? (buckets_->all().back().spec.members.size() + 63) / 64 : 0);
+    follow_joined(verdict);
+    check_verdict(verdict);
     if (verdict.late.any()) reduce_late(verdict);
+    if (!options_.sparse.empty()) reduce_sparse(verdict);
     settle(verdict);
+    if (update_) update_rest(verdict);
   } catch (const Error& e) {
     fail_reduction();
     if (launcher_.failed() < 0) throw;
@@ -95,16 +140,14 @@ void Reducer::finish_reduction() {
   }
   order_.end_of_backward(ready_);
   exposed.reset();
-  timeline_.end_backward(step_, monotonic_ns() - begin);
+  std::vector<BucketStats> stats;
+  for (const Bucket& bucket : buckets_->all()) stats.push_back(bucket.stats);
+  timeline_.end_backward(step_, begin, std::move(stats));
   close_window();
   ++step_;
   ++synchronisations_;
   transition(Event::end);
-  if (options_.strict && verdict.silent.any()) {
-    throw Error(ErrorCode::invalid_argument, "strict: no gradient reached " + names_of(verdict.silent) +
-                                                 " on at least one rank in step " + std::to_string(step_ - 1) +
-                                                 "; the averages are right, and without `strict` this is no error");
-  }
+  report(verdict);
 }
 
 void Reducer::fail_reduction() {
@@ -146,10 +189,27 @@ void Reducer::reduce_late(const BackwardMessage& verdict) {
   }
 }
 
+void Reducer::reduce_sparse(const BackwardMessage& verdict) {
+  std::vector<SparseGradient> gradients;
+  std::vector<std::size_t> members;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (!slots_[i].is_sparse() || !verdict.produced.test(i)) continue;
+    members.push_back(i);
+    gradients.push_back({slots_[i].parameter(), slots_[i].give_sparse(message_.produced.test(i), averaging_.weighted)});
+  }
+  if (members.empty()) return;
+  std::size_t bytes = 0;
+  const std::vector<at::Tensor> averages = average_sparse(gradients, launcher_.divisor(), *group_, step_, bytes);
+  timeline_.count_message(bytes);
+  for (std::size_t i = 0; i < members.size(); ++i) slots_[members[i]].accept_sparse(averages[i]);
+}
+
 void Reducer::settle(const BackwardMessage& verdict) {
-  const bool nothing_to_do = options_.as_view && fresh_count_ == slots_.size() && !averaging_.weighted;
+  const bool nothing_to_do = all_views_ && fresh_count_ == slots_.size() && !averaging_.weighted;
   if (!nothing_to_do) {
-    for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i].settle(verdict.produced.test(i));
+    for (std::size_t i = 0; i < slots_.size(); ++i) {
+      if (!updated_.test(i)) slots_[i].settle(verdict.produced.test(i));
+    }
   }
   if (verdict.late.any()) {
     for (GradientSlot& slot : slots_) slot.reset();
@@ -159,8 +219,9 @@ void Reducer::settle(const BackwardMessage& verdict) {
 void Reducer::close_window() {
   averaging_ = {};
   window_backwards_ = 0;
+  accumulated_ = 0;
   opened_.clear();
-  for (Bitmap* map : {&message_.abandoned, &message_.produced, &message_.late, &message_.silent}) map->clear();
+  message_.clear();
 }
 
 void Reducer::abandon(std::int64_t backward) noexcept {
@@ -171,7 +232,7 @@ void Reducer::abandon(std::int64_t backward) noexcept {
     try {
       message_.abandoned.set(static_cast<std::size_t>(group_->rank()));
       while (!launcher_.all_launched()) launch_next(true);
-      launcher_.wait();
+      launcher_.wait(launcher_.transforms() ? closing_record() : ControlRecord{});
     } catch (...) {  // the group is poisoned: its next call says so
     }
     return fail_reduction();
@@ -181,9 +242,7 @@ void Reducer::abandon(std::int64_t backward) noexcept {
 
 void Reducer::rebuild() {
   order_.agree(*group_, step_);
-  std::vector<GradientSpec> specs;
-  for (const GradientSlot& slot : slots_) specs.push_back(slot.spec());
-  auto plan = plan_buckets(specs, order_.order(), options_.caps);
+  auto plan = this->plan();
   bool same = plan.size() == buckets_->all().size();
   for (std::size_t b = 0; same && b < plan.size(); ++b) same = plan[b].members == buckets_->all()[b].spec.members;
   if (same) return;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -29,16 +30,25 @@ class Timeline {
     ++current_.messages;
     current_.bytes += static_cast<std::int64_t>(bytes);
   }
+  void count_bytes(std::size_t bytes) { current_.bytes += static_cast<std::int64_t>(bytes); }
   void add_exposed(std::int64_t ns) { exposed_ns_ += ns; }
   void count_rebuild() { ++rebuilds_; }
-  void end_backward(std::int64_t step, std::int64_t waiting_ns) {
+  /// `gradients_end_ns`: when the last gradient had been computed; `buckets` in launch order.
+  void end_backward(std::int64_t step, std::int64_t gradients_end_ns, std::vector<BucketStats> buckets) {
     const std::int64_t now = monotonic_ns();
+    std::int64_t hidden_from = gradients_end_ns, hidden_to = 0;
+    for (const BucketStats& b : buckets) {
+      hidden_from = std::min(hidden_from, b.launched_ns);
+      hidden_to = std::max(hidden_to, std::min(b.done_ns, gradients_end_ns));
+    }
+    current_.hidden_s = static_cast<double>(std::max<std::int64_t>(0, hidden_to - hidden_from)) * 1e-9;
+    current_.buckets = std::move(buckets);
     current_.step = step;
     current_.backward_s = static_cast<double>(now - begin_ns_) * 1e-9;
     current_.exposed_s = static_cast<double>(exposed_ns_) * 1e-9;
-    current_.waiting_s = static_cast<double>(waiting_ns) * 1e-9;
+    current_.waiting_s = static_cast<double>(now - gradients_end_ns) * 1e-9;
     current_.rebuilds = rebuilds_;
-    last_ = current_;
+    last_ = std::move(current_);
     if (tracing_) events_.push_back({"backward", "steps", begin_ns_, now, step, -1});
   }
   const StepStats& last() const { return last_; }

@@ -112,16 +112,6 @@ TEST(Tensors, SameBitsWhateverTheBuckets) {
   }
 }
 
-TEST(Tensors, SparseGradientsArriveDense) {
-  on_ranks(2, [](auto group) {
-    auto model = std::make_shared<torch::nn::EmbeddingImpl>(torch::nn::EmbeddingOptions(6, 1).sparse(true));
-    DistributedDataParallel ddp(model, group);
-    const Tensor rows = group->rank() == 0 ? torch::tensor({1, 2}) : torch::tensor({2, 5, 5});
-    ddp(rows).sum().backward();
-    EXPECT_TRUE(same_bits(model->weight.grad().flatten(), torch::tensor({0.f, .5f, 1.f, 0.f, 0.f, 1.f})));
-  });
-}
-
 TEST(Tensors, NaiveAndSerialGiveTheSame) {
   for (int world : {1, 2}) {
     on_ranks(world, [&](auto group) {

@@ -70,6 +70,33 @@ class ManyParameters(nn.Module):
         return h
 
 
+class PartlyUsed(ManyParameters):
+    """Of every ten parameters the last three take no part."""
+
+    def forward(self, x):
+        h = x
+        for i, weight in enumerate(self.weights):
+            if i % 10 < 7:
+                h = torch.addcmul(h, weight, x)
+        return h
+
+
+class DroppedGPT(GPT):
+    """Each step leaves out a random half of the layers, the same on all ranks (by a seed they share), as in section 6.2 of
+    arXiv 2006.15704."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, ids):
+        x = self.token(ids) + self.position.weight[:ids.shape[1]]
+        kept = torch.randperm(len(self.blocks), generator=self.generator)[:len(self.blocks) // 2].sort().values
+        for i in kept.tolist():
+            x = self.blocks[i](x)
+        return F.linear(self.norm(x), self.token.weight)
+
+
 def _classes(inputs: int, classes: int, batch: int):
     return lambda: (torch.randn(batch, inputs), torch.randint(0, classes, (batch,)))
 
@@ -95,6 +122,11 @@ MODELS = {model.name: model for model in (
     Model("gpt", "GPT of 6 layers, width 384, 6 heads, 256 tokens, batch 4 x 128 per rank",
           lambda: GPT(vocabulary=256, context=256, width=384, heads=6, layers=6),
           lambda: (torch.randint(0, 256, (4, 128)), torch.randint(0, 256, (4, 128))), _token_entropy),
+    Model("layerdrop", "the same GPT, three of its six layers left out in each step",
+          lambda: DroppedGPT(vocabulary=256, context=256, width=384, heads=6, layers=6),
+          lambda: (torch.randint(0, 256, (4, 128)), torch.randint(0, 256, (4, 128))), _token_entropy),
+    Model("unused30", "1,000 parameters of 10 elements, 300 of them unused", lambda: PartlyUsed(1000),
+          lambda: (torch.randn(10), torch.zeros(10)), lambda module, x, y: (module(x) - y).sum()),
     _many(1000),
     _many(10000),
 )}

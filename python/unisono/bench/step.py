@@ -20,7 +20,10 @@ MEMORY_WAYS = [
 CAPS = [0, 1 / 64, 1 / 4, 1, 5, 25, 100]
 DEFAULT_MODELS = ["mlp", "tiny", "gpt", "params1000"]
 GOALS = {"mlp": 8, "tiny": 30, "gpt": 3, "params1000": 35}  # percent of exposed cost, 2 ranks
-PARTS = ["step", "memory", "reducer", "buckets", "scaling"]
+PARTS = ["step", "memory", "reducer", "buckets", "scaling", "features"]
+FEATURES = {  # model: torch's options for it to be right; None: the defaults are
+    "params10000": None, "unused30": {"find_unused_parameters": True}, "gpt": None, "layerdrop": {"find_unused_parameters": True},
+}
 
 
 def run(options, report: Report) -> None:
@@ -32,7 +35,8 @@ def run(options, report: Report) -> None:
             raise BenchError(f"{', '.join(unknown)}: unknown; there are {', '.join(known)}")
     report.say("\n" + "\n".join(f"- {name}: {describe(MODELS[name])}" for name in models)
                + "\n\nA step is forward, backward, SGD step, zero_grad(set_to_none=True); one thread per rank.")
-    makers = {"step": _steps, "memory": _memory, "reducer": _reducer, "buckets": _buckets, "scaling": _scaling}
+    makers = {"step": _steps, "memory": _memory, "reducer": _reducer, "buckets": _buckets, "scaling": _scaling,
+              "features": _features}
     for part in parts:
         makers[part](options, models, report)
     _join_memory(report.rows)
@@ -148,6 +152,30 @@ def _buckets(options, models: list[str], report: Report) -> None:
                      ["way", "median", "min", "steps", "exposed cost"],
                      [[row.variant, show_seconds(row.median_s), show_seconds(row.min_s), str(row.count),
                        f"{100 * (row.median_s / rows[-1].median_s - 1):+.1f}%"] for row in rows])
+
+
+def _features(options, _models: list[str], report: Report) -> None:
+    ranks = options.ranks[0]
+    lines = []
+    for model, needed in FEATURES.items():
+        ways = [{"impl": "unisono-ddp", "label": "unisono-ddp"},
+                {"impl": "unisono-ddp", "label": "unisono-ddp, find-unused", "options": {"find_unused_parameters": True}},
+                {"impl": "unisono-ddp", "label": "unisono-ddp, static graph", "options": {"static_graph": True}},
+                {"impl": "unisono-ddp", "label": "unisono-ddp, bf16", "options": {"transform": "bf16"}},
+                {"impl": "torch-ddp-gloo", "label": "torch-ddp-gloo" + (", find-unused" if needed else ""),
+                 "options": needed or {}},
+                {"impl": "no-sync", "label": "no-sync"}]
+        if needed is None:
+            ways.insert(5, {"impl": "torch-ddp-gloo", "label": "torch-ddp-gloo, static graph", "options": {"static_graph": True}})
+        samples = _times(ranks, model, ways, options)
+        rows = [row_of(s, bench="features", model=model, impl=way["impl"], ranks=ranks, variant=way["label"],
+                       bytes=gradient_bytes(MODELS[model])) for way, s in zip(ways, samples, strict=True)]
+        report.rows += rows
+        lines += [[model, row.variant, show_seconds(row.median_s), show_seconds(row.min_s), str(row.count),
+                   f"{100 * (row.median_s / rows[-1].median_s - 1):+.1f}%"] for row in rows]
+    report.table(f"Many parameters, unused ones, dropped layers, {ranks} ranks",
+                 ["model", "way", "median", "min", "steps", "exposed cost"], lines)
+    report.say("\nOn one host bytes cost little and bf16's conversions are all that shows; it is meant for slow links.")
 
 
 def _scaling(options, models: list[str], report: Report) -> None:

@@ -22,7 +22,8 @@ class Trainee:
     """`way` says how: {"impl": ..., "options": of the wrapper, "label": ...}. An impl is one of the JSON file's, or "bare"."""
 
     def __init__(self, model, way: dict, groups: Groups, optimize: bool):
-        impl, options = way["impl"], way.get("options", {})
+        impl, options = way["impl"], dict(way.get("options", {}))
+        transform = options.pop("transform", None)
         torch.manual_seed(1)
         self._model = model
         self._plain = model.make()
@@ -34,6 +35,8 @@ class Trainee:
             # "no-sync" steps on local gradients on purpose.
             self._module = unisono.DistributedDataParallel(self._plain, process_group=groups.unisono, step_guard=False,
                                                            **options)
+            if transform:
+                self._module.set_transform(getattr(unisono.transforms, transform)())
             if impl == "no-sync":
                 self.context = self._module.no_sync
         elif impl in ("torch-ddp-gloo", "torch-ddp-unisono"):
@@ -58,7 +61,7 @@ class Trainee:
 
     def gradients_agree(self, groups: Groups) -> bool:
         """Whether all ranks have the same gradients after a backward."""
-        gradients = torch.cat([p.grad.flatten() for p in self._plain.parameters()])
+        gradients = torch.cat([p.grad.flatten() for p in self._plain.parameters() if p.grad is not None])
         others = [torch.empty_like(gradients) for _ in range(dist.get_world_size())]
         dist.all_gather(others, gradients, group=groups.gloo)
         return all(torch.equal(gradients, other) for other in others)

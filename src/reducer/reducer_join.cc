@@ -1,0 +1,68 @@
+// Ranks with fewer inputs than others: how those without take part.
+#include <ATen/ATen.h>
+
+#include "reducer/reducer.h"
+
+namespace unisono {
+
+void Reducer::begin_join(bool by_active, bool end_early) {
+  std::lock_guard lock(mutex_);
+  if (join_.on) throw Error(ErrorCode::invalid_argument, "join() inside join()");
+  if (phase_ != Phase::idle || window_backwards_ > 0) {
+    throw Error(ErrorCode::invalid_argument, "join() while gradients are being accumulated; begin it before a step");
+  }
+  join_ = {.on = true, .by_active = by_active, .end_early = end_early};
+}
+
+void Reducer::end_join() {
+  std::lock_guard lock(mutex_);
+  join_ = {};
+  authority_ = 0;
+}
+
+// The others' messages are known in advance: the plan, in its order, then what the verdict asks for. So a rank without inputs sends
+// the same messages with nothing in them, and nobody has to ask before a step who still takes part.
+bool Reducer::shadow_step() {
+  std::lock_guard lock(mutex_);
+  at::NoGradGuard no_grad;
+  std::vector<at::Tensor> own;
+  for (const at::Tensor& p : parameters_) {
+    at::Tensor& grad = p.mutable_grad();
+    own.push_back(grad.defined() && grad.layout() == at::kStrided ? grad.clone() : grad);
+    grad.reset();
+  }
+  join_.shadow = true;
+  begin_backward();
+  transition(Event::by_hand);
+  by_hand_ = true;
+  averaging_ = {.weighted = join_.weighted};
+  try {
+    begin_reduction();
+  } catch (...) {
+    transition(Event::failure);
+    throw;
+  }
+  finish_reduction();
+  for (std::size_t i = 0; i < own.size(); ++i) parameters_[i].mutable_grad() = own[i];
+  return !all_joined_;
+}
+
+void Reducer::follow_joined(const BackwardMessage& verdict) {
+  if (!join_.on) return;
+  int lowest = -1;
+  for (int r = group_->size() - 1; r >= 0; --r) {
+    if (!verdict.joined.test(static_cast<std::size_t>(r))) lowest = r;
+  }
+  all_joined_ = lowest < 0;
+  if (lowest >= 0) authority_ = lowest;
+  join_.weighted = averaging_.weighted;
+  if (!join_.end_early || !verdict.joined.any()) return;
+  std::string ranks;
+  for (int r = 0; r < group_->size(); ++r) {
+    if (verdict.joined.test(static_cast<std::size_t>(r))) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
+  }
+  throw Error(ErrorCode::mismatch, "rank " + ranks + " has no more inputs in step " + std::to_string(step_) +
+                                       ", and join was asked to end there (throw_on_early_termination)");
+}
+
+}  // namespace unisono

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <map>
+#include <string>
+
+#include <ATen/ATen.h>
+
+#include <unisono/gradient_transform.h>
+
+namespace unisono {
+
+/// What compression lost of each parameter's gradient, to be added in the next step. By name, for buckets are rebuilt.
+class ErrorMemory {
+ public:
+  /// Adds what is remembered to the gradient.
+  void add_to(const NamedTensor& gradient) const {
+    const auto found = errors_.find(gradient.name);
+    if (found != errors_.end()) gradient.tensor.add_(found->second);
+  }
+  void remember(const std::string& name, const at::Tensor& lost) { errors_[name] = lost; }
+  const std::map<std::string, at::Tensor>& all() const { return errors_; }
+
+ private:
+  std::map<std::string, at::Tensor> errors_;
+};
+
+}  // namespace unisono
