@@ -49,6 +49,7 @@ struct BackwardMessage {
         produced(parameters),
         late(parameters),
         silent(parameters),
+        observed(1),
         joined(static_cast<std::size_t>(world_size)),
         nonfinite(parameters),
         nonfinite_ranks(static_cast<std::size_t>(world_size)),
@@ -59,6 +60,7 @@ struct BackwardMessage {
   Bitmap produced;   ///< parameters with a gradient since the last synchronisation
   Bitmap late;       ///< parameters with a gradient that came after their bucket had left
   Bitmap silent;     ///< parameters without a gradient
+  Bitmap observed;         ///< one bit: rank 0 has seen in which order gradients become ready
   Bitmap joined;           ///< ranks that have no more inputs
   Bitmap nonfinite;        ///< parameters whose gradient held an infinity or NaN on some rank ...
   Bitmap nonfinite_ranks;  ///< ... and which ranks

@@ -58,7 +58,7 @@ bool GradientSlot::grad_is_view() const {
 }
 
 void GradientSlot::write_view(const at::Tensor& gradient) {
-  if (plain_ && gradient.is_contiguous() && gradient.is_cpu() && gradient.scalar_type() == view_.scalar_type() &&
+  if (plain_ && !gradient.is_conj() && !gradient.is_neg() && gradient.is_contiguous() && gradient.is_cpu() && gradient.scalar_type() == view_.scalar_type() &&
       gradient.numel() == view_.numel()) {
     if (const std::size_t bytes = view_.nbytes()) std::memcpy(view_.data_ptr(), gradient.const_data_ptr(), bytes);
     return;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -32,6 +33,8 @@ class GradientSlot {
   void unplace() { view_.reset(); }
   bool as_view() const { return as_view_; }
   bool is_sparse() const { return sparse_; }
+  /// Changes with every write to `.grad`, whoever does it; 0: there is none.
+  std::uint32_t version() const { return has_gradient() ? parameter_.grad()._version() + 1 : 0; }
   bool has_gradient() const { return parameter_.grad().defined(); }
 
   /// Before autograd accumulates, the place free to be written: returns what autograd shall accumulate. With `.grad` undefined the
@@ -68,6 +71,11 @@ class GradientSlot {
 
   /// After a failure: forget what was set aside, hidden or late.
   void reset();
+  /// ... and `.grad` with it.
+  void drop() {
+    reset();
+    parameter_.mutable_grad().reset();
+  }
 
   /// The place as a flat tensor of real numbers in memory order.
   at::Tensor flat_view() const;

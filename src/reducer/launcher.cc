@@ -24,6 +24,7 @@ void Launcher::begin(Buckets& buckets, std::int64_t step, Averaging averaging) {
   next_ = 0;
   ended_ = 0;
   failed_ = -1;
+  corrected_ = false;
   closing_ = {};
   pipeline_.forget();
 }
@@ -105,6 +106,20 @@ void Launcher::wait(const ControlRecord& closing) {
     }
   }
   if (first) std::rethrow_exception(first);
+  if (averaging_.has_weights() && !closing_.withheld()) correct_weights();
+}
+
+// A backward of a sum of weighted losses may reach parameters of one loss before it reaches another loss: the buckets that left
+// meanwhile were divided by less than the whole weight.
+void Launcher::correct_weights() {
+  const double whole = divisor();
+  at::NoGradGuard no_grad;
+  for (Bucket& bucket : buckets_->all()) {
+    const double known = bucket.work.control().sums.at(0);
+    if (known == whole) continue;
+    bucket.flat.mul_(known / whole);
+    corrected_ = true;
+  }
 }
 
 void Launcher::average(const at::Tensor& flat, std::int32_t bucket) {

@@ -39,6 +39,8 @@ class Launcher {
   bool transforms() const { return pipeline_.transform() != nullptr; }
 
   void begin(Buckets& buckets, std::int64_t step, Averaging averaging);
+  /// More weight of this rank, for all messages from here on.
+  void add_weight(double weight) { averaging_.weight += weight; }
   /// Whether the next bucket in order may leave although the backward goes on.
   bool next_is_ready() const;
   Bucket& next() { return buckets_->all()[next_]; }
@@ -55,6 +57,8 @@ class Launcher {
   /// Waits for everything; every message is waited for even if an earlier one failed, then the first failure is thrown.
   /// `failed()` is then the bucket it belongs to. Behind a transform a last message with `closing` is sent first.
   void wait(const ControlRecord& closing);
+  /// Whether `wait` found buckets that had left before the last weight of a backward was known, and put them right.
+  bool corrected() const { return corrected_; }
   /// The combined record of the last message; after `wait`.
   const ControlRecord& verdict() const { return closing_.control(); }
   int failed() const { return failed_; }
@@ -68,6 +72,7 @@ class Launcher {
  private:
   void ended(std::size_t index);
   void close(const ControlRecord& control);
+  void correct_weights();
 
   ProcessGroup& group_;
   Timeline& timeline_;
@@ -79,6 +84,7 @@ class Launcher {
   std::size_t next_ = 0;   // first not launched
   std::size_t ended_ = 0;  // first not known to have ended
   int failed_ = -1;
+  bool corrected_ = false;
 };
 
 }  // namespace unisono

@@ -8,7 +8,7 @@ ReadyOrder::ReadyOrder(std::size_t parameters) : order_(parameters), silent_for_
   std::iota(order_.rbegin(), order_.rend(), std::size_t{0});
 }
 
-void ReadyOrder::end_of_backward(const Bitmap& fired) {
+void ReadyOrder::end_of_backward(const Bitmap& fired, bool known) {
   bool all = true;
   for (std::size_t i = 0; i < fired.size() && all; ++i) all = fired.test(i);
   if (!all || any_silent_) {
@@ -18,7 +18,7 @@ void ReadyOrder::end_of_backward(const Bitmap& fired) {
       any_silent_ |= silent_for_[i] > 0;
     }
   }
-  learnt_ = true;
+  learnt_ = learnt_ || known;
 }
 
 void ReadyOrder::agree(ProcessGroup& group, std::int64_t step) {

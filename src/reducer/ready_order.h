@@ -22,9 +22,10 @@ class ReadyOrder {
   void observe(std::size_t index) {
     if (!learnt_) observed_.push_back(index);
   }
-  /// The backward ended well on all ranks; `fired`: what became ready here. Returns whether the order is now known for the
-  /// first time.
-  void end_of_backward(const Bitmap& fired);
+  /// The backward ended well on all ranks; `fired`: what became ready here. `known`: on rank 0 an order was observed.
+  void end_of_backward(const Bitmap& fired, bool known);
+  /// A synchronisation without a backward here.
+  void end_without_backward(bool known) { learnt_ = learnt_ || known; }
   void forget_observed() { observed_.clear(); }
 
   /// Whether a plan by observed order is due. The same on all ranks: it depends on the count of good backwards only.

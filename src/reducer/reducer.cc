@@ -1,7 +1,5 @@
 #include "reducer/reducer.h"
 
-#include <cmath>
-
 #include <ATen/ATen.h>
 
 namespace unisono {
@@ -92,35 +90,6 @@ void Reducer::transition(Event event) {
   }
 }
 
-at::Tensor Reducer::weight(const at::Tensor& mean_loss, double n) {
-  if (!(n >= 0) || std::isinf(n)) {
-    throw Error(ErrorCode::invalid_argument,
-                "weight(loss, n): n is " + std::to_string(n) + "; it is the number of samples the loss is the mean of");
-  }
-  std::lock_guard lock(mutex_);
-  if (window_backwards_ > 0 && !averaging_.weighted) {
-    throw Error(ErrorCode::invalid_argument,
-                "weight(loss, n) is called after a backward without a weight has accumulated gradients; give every "
-                "micro-batch of a step its weight, or none");
-  }
-  averaging_.weighted = true;
-  averaging_.weight += n;
-  unused_weight_ += n;
-  has_unused_weight_ = true;
-  return mean_loss * n;
-}
-
-void Reducer::check_weight() {
-  if (averaging_.weighted && !has_unused_weight_) {
-    throw Error(ErrorCode::invalid_argument,
-                "this backward has no weight although an earlier one of the same step had; wrap every micro-batch's loss "
-                "in weight(loss, n), or none");
-  }
-  void_ = averaging_.weighted && unused_weight_ == 0;
-  unused_weight_ = 0;
-  has_unused_weight_ = false;
-}
-
 void Reducer::check_frozen() const {
   for (const NamedTensor& p : options_.frozen) {
     if (!p.tensor.requires_grad()) continue;
@@ -141,6 +110,7 @@ void Reducer::sync_grads() {
   if (phase_ != Phase::idle) {
     throw Error(ErrorCode::invalid_argument, "sync_grads() inside a backward; call it after backward has returned");
   }
+  if (window_backwards_ > 0) watch_window();
   begin_backward();
   transition(Event::by_hand);
   by_hand_ = true;

@@ -101,7 +101,12 @@ class Reducer final : public GradientListener {
   void abandon(std::int64_t backward) noexcept;
 
   void begin_backward();
-  void check_weight();
+  void weigh(double n);  // the backward of a weighted loss runs
+  void forget_pending_weight(std::int64_t pending);
+  void commit_weight();
+  void watch_window();
+  void remember_versions();
+  [[noreturn]] void refuse_mixed_weights() const;
   void check_frozen() const;
   void begin_reduction();                      // every bucket expects its gradients again
   void mark_ready(std::size_t index);
@@ -163,8 +168,10 @@ class Reducer final : public GradientListener {
   // Of this window.
   bool sync_ = true;
   Averaging averaging_;
-  double unused_weight_ = 0;        // given since the last backward
-  bool has_unused_weight_ = false;
+  std::optional<double> pending_weight_;  // of a backward that has not reached a parameter yet
+  std::int64_t pending_id_ = 0;
+  double backward_weight_ = 0;            // of this backward
+  std::vector<std::uint32_t> window_versions_;  // of the gradients after the last backward of a weighted window
   int window_backwards_ = 0;
   int accumulated_ = 0;  // backwards that ended well without a synchronisation
   Bitmap opened_;  // had their first gradient of a weighted window

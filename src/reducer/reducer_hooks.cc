@@ -108,9 +108,10 @@ void Reducer::enter() {
 }
 
 void Reducer::arm(const BackwardContext& context) {
-  check_weight();
+  commit_weight();
   begin_backward();
   transition(Event::first_hook);
+  if (phase_ == Phase::local) ++accumulated_;
   try {
     newest_id_ = context.id;
     queue_end(context);
@@ -132,7 +133,7 @@ void Reducer::reached_end(std::int64_t backward, int depth) {
   if (phase_ == Phase::idle || backward != backward_ || depth > ending_depth_) return;
   if (depth == 0) {
     if (phase_ == Phase::reducing) return finish_reduction();
-    ++accumulated_;
+    remember_versions();
     transition(Event::end);
     return;
   }

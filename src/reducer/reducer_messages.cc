@@ -111,6 +111,7 @@ ControlRecord Reducer::closing_record() {
   if (!averaging_.weighted && !options_.uneven_accumulation) {
     message_.backwards.set(group_->rank(), join_.shadow ? 0 : accumulated_ + (by_hand_ ? 0 : 1));
   }
+  if (group_->rank() == 0 && !by_hand_) message_.observed.set(0);
   ControlRecord record;
   message_.write(record);
   return record;
@@ -126,6 +127,11 @@ void Reducer::finish_reduction() {
     verdict.read(launcher_.verdict(), updates_early() ? (buckets_->all().back().spec.members.size() + 63) / 64 : 0);
     follow_joined(verdict);
     check_verdict(verdict);
+    if (launcher_.corrected() && updates_early()) {
+      throw Error(ErrorCode::invalid_argument,
+                  "a backward of several weighted losses reached parameters before all weights, so that optimizers have stepped on "
+                  "gradients divided by too little; differentiate the losses one by one, or give step_in_backward max_norm");
+    }
     if (verdict.late.any()) reduce_late(verdict);
     if (!options_.sparse.empty()) reduce_sparse(verdict);
     settle(verdict);
@@ -138,7 +144,8 @@ void Reducer::finish_reduction() {
     fail_reduction();
     throw;
   }
-  order_.end_of_backward(ready_);
+  const bool known = verdict.observed.any();
+  by_hand_ ? order_.end_without_backward(known) : order_.end_of_backward(ready_, known);
   exposed.reset();
   std::vector<BucketStats> stats;
   for (const Bucket& bucket : buckets_->all()) stats.push_back(bucket.stats);
@@ -151,7 +158,8 @@ void Reducer::finish_reduction() {
 }
 
 void Reducer::fail_reduction() {
-  for (GradientSlot& slot : slots_) slot.reset();
+  // What `.grad` holds now differs between ranks, as does where it holds anything.
+  for (GradientSlot& slot : slots_) slot.drop();
   order_.forget_observed();
   close_window();
   ++step_;
@@ -237,6 +245,8 @@ void Reducer::abandon(std::int64_t backward) noexcept {
     }
     return fail_reduction();
   }
+  averaging_.weight -= backward_weight_;
+  remember_versions();
   transition(Event::failure);
 }
 

@@ -28,7 +28,8 @@ def as_torch_means_it(group):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     ddp = DistributedDataParallel(net, process_group=group,
-                                  mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+                                  mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32,
+                                                                  buffer_dtype=torch.bfloat16))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for _ in range(3):
         optimizer.zero_grad()

@@ -134,7 +134,7 @@ def run_torch_hook(path, backend, name):
 
 
 @pytest.mark.parametrize("backend", ["gloo", "unisono"])
-@pytest.mark.parametrize("name", ["allreduce", "fp16", "bf16", "powerSGD"])
+@pytest.mark.parametrize("name", ["allreduce", "fp16", "powerSGD"])  # torch's bf16 hook asks for NCCL
 def test_torchs_own_hooks_run_unchanged(on_ranks, tmp_path, backend, name):
     (difference, ours), (_, other) = on_ranks(2, run_torch_hook, str(tmp_path / "store"), backend, name, group=False)
     assert ours == other

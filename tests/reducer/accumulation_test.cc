@@ -194,7 +194,7 @@ TEST(Accumulation, WeightsAreAllOrNone) {
       auto skip = ddp.no_sync();
       ddp(torch::ones({2})).backward();
     }
-    EXPECT_THROW(ddp.weight(ddp(torch::ones({2})), 2), Error);
+    EXPECT_THROW(ddp.weight(ddp(torch::ones({2})), 2).backward(), Error);
     EXPECT_THROW(ddp.weight(ddp(torch::ones({2})), -1), Error);
   });
 }

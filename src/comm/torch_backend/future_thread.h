@@ -1,7 +1,6 @@
 #pragma once
 
 #include <memory>
-#include <thread>
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -9,12 +8,14 @@ namespace unisono {
 
 class TorchWork;
 
-/// The thread "uni-futures" of a torch backend: waits for calls whose futures somebody holds, in the order they were asked
-/// for. It starts with the first of them, so programs that only wait never have it.
+/// The threads "uni-futures" of a torch backend: wait for calls whose futures somebody holds, in the order they were asked for, and
+/// run the futures' callbacks. One of them waits at a time. Callbacks may wait for other futures of the same backend, as
+/// torch's PowerSGD hook does: whoever runs them has left the waiting to another thread, which is started when there is none.
+/// The first starts with the first future, so programs that only wait never have any.
 class FutureThread {
  public:
   FutureThread();
-  /// Calls still being watched are completed by the thread, which then ends by itself.
+  /// Calls still being watched are completed by the threads, which then end by themselves.
   ~FutureThread();
   FutureThread(const FutureThread&) = delete;
   FutureThread& operator=(const FutureThread&) = delete;

@@ -31,13 +31,17 @@ std::exception_ptr TorchWork::exception() const {
 
 std::vector<at::Tensor> TorchWork::result() { return outputs_; }
 
-void TorchWork::drive() noexcept {
+void TorchWork::await_parts() noexcept {
   for (auto& part : parts_) {
     try {
       part.wait();
     } catch (...) {  // kept by the part; settle() reads it there
     }
   }
+}
+
+void TorchWork::drive() noexcept {
+  await_parts();
   settle();
 }
 

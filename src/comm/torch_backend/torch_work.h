@@ -33,7 +33,9 @@ class TorchWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
-  /// Waits for all parts and settles; never throws. Called by the future thread.
+  /// Waits for all parts; never throws.
+  void await_parts() noexcept;
+  /// Waits for all parts and settles, which runs the future's callbacks; never throws. Called by a future thread.
   void drive() noexcept;
 
  private:
