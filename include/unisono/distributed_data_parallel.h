@@ -52,11 +52,26 @@ class DataParallel {
   /// their synchronisation.
   void follow(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers);
 
-  /// To be called before each forward: brings rank 0's buffers when a synchronisation has happened since the last time
-  /// and gradients are being recorded. *Collective* in that case. `buffers` are the module's buffers as they are now.
+  /// To be called before each forward of a module in training mode: brings the buffers of all ranks to one state, by
+  /// `buffer_policy` or the hook, when a synchronisation has happened since the last time and gradients are being recorded.
+  /// *Collective* in that case. `buffers` are the module's buffers as they are now, reassigned or resized ones included.
+  /// *Throws* `mismatch` on all ranks, naming the first buffer whose name, shape or dtype differs; the group stays usable.
   void before_forward(const std::vector<NamedTensor>& buffers);
   /// Whether `before_forward` has anything to do; lets wrappers skip listing buffers.
   bool wants_buffers() const;
+
+  /// Brings the buffers of all ranks to one state now, due or not, `broadcast_buffers` or not: after it every rank may save
+  /// or evaluate, and `replicas_identical()` holds. Parameters are left alone. *Collective*. *Blocks*. *Throws* as above.
+  void sync_state(const std::vector<NamedTensor>& buffers);
+
+  /// Takes the place of `buffer_policy`, with the buffers that are not ignored. It may run any collectives on the group, the
+  /// same ones on all ranks, and must leave the buffers alike on all ranks. Called by the training thread before a forward and
+  /// by `sync_state`; not in a world of one. Null: the policy again.
+  using BufferHook = std::function<void(const std::vector<NamedTensor>&, ProcessGroup&)>;
+  void set_buffer_hook(BufferHook hook);
+
+  /// Tells which tensors the module's buffers are now, for `digest` and `replicas_identical`. Local.
+  void follow_buffers(const std::vector<NamedTensor>& buffers);
 
   /// To be called after each forward when `wants_outputs()` (find_unused_parameters): the tensors forward returned. Walks
   /// their graph, so that buckets do not wait for parameters that the coming backward cannot reach. Local.
@@ -103,7 +118,7 @@ class DataParallel {
 
   /// Digest (SHA-256, hex) of the bits of all parameters and buffers, in order. Local.
   std::string digest() const;
-  /// Whether all ranks have the same digest. Rank 0's buffers are brought first when they are due, as before a forward: running
+  /// Whether all ranks have the same digest. Buffers are brought first when they are due, as before a forward: running
   /// statistics differ until then. *Collective*. *Blocks*.
   bool replicas_identical();
 
@@ -182,7 +197,7 @@ class DistributedDataParallel {
   template <typename... Args>
   decltype(auto) forward(Args&&... args) {
     if (core_.module_changed(*module_)) core_.follow(parameters_of(*module_), buffers_of(*module_));
-    if (core_.wants_buffers()) core_.before_forward(buffers_of(*module_));
+    if (module_->is_training() && core_.wants_buffers()) core_.before_forward(buffers_of(*module_));
     if constexpr (std::is_void_v<decltype(module_->forward(std::forward<Args>(args)...))>) {
       module_->forward(std::forward<Args>(args)...);
     } else {
@@ -232,8 +247,17 @@ class DistributedDataParallel {
         },
         max_norm);
   }
-  std::string digest() const { return core_.digest(); }
-  bool replicas_identical() { return core_.replicas_identical(); }
+  /// Before saving or evaluating: brings the buffers of all ranks to one state. *Collective*. *Blocks*.
+  void sync_state() { core_.sync_state(buffers_of(*module_)); }
+  void set_buffer_hook(DataParallel::BufferHook hook) { core_.set_buffer_hook(std::move(hook)); }
+  std::string digest() {
+    core_.follow_buffers(buffers_of(*module_));
+    return core_.digest();
+  }
+  bool replicas_identical() {
+    core_.follow_buffers(buffers_of(*module_));
+    return core_.replicas_identical();
+  }
   const StepStats& last_step() const { return core_.last_step(); }
   /// The part that does not depend on M: tracing, bucket sizes, the group.
   DataParallel& core() { return core_; }

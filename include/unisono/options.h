@@ -10,13 +10,21 @@
 
 namespace unisono {
 
+/// What all ranks' buffers become when they are synchronised.
+enum class BufferPolicy {
+  rank0,  ///< rank 0's
+  mean,   ///< floating and complex buffers: the mean over ranks, one rounding; all others (counts, masks): rank 0's
+};
+
 /// Options of `DistributedDataParallel`, named as torch names them.
 struct DistributedDataParallelOptions {
   /// Capacity of a gradient bucket in MiB (2^20 bytes); a bucket closes when its size reaches it; 0: a bucket per gradient.
   /// Not given: 25, with a first bucket of 1.
   std::optional<double> bucket_cap_mb = std::nullopt;
-  /// Rank 0's buffers (BatchNorm statistics, ...) go to all ranks before the first forward after a synchronisation.
+  /// Buffers (BatchNorm statistics, ...) are synchronised before the first training forward after a synchronisation.
   bool broadcast_buffers = true;
+  /// How they are then; at construction they are always rank 0's.
+  BufferPolicy buffer_policy = BufferPolicy::rank0;
   /// Capacity of each bucket in turn, the last one's for all further ones; not empty: in place of `bucket_cap_mb`.
   std::vector<double> bucket_cap_mb_list = {};
   /// Names of parameters that leave in the last buckets, apart from all others: those that fire late or several times.

@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <string>
 
 #include <unisono/buffer.h>
@@ -96,6 +98,11 @@ class ProcessGroup {
   int size_;
   std::string name_;
   std::chrono::nanoseconds timeout_;
+
+  friend std::shared_ptr<ProcessGroup> companion(const std::shared_ptr<ProcessGroup>& group);
+  friend void set_companion(const std::shared_ptr<ProcessGroup>& group, std::shared_ptr<ProcessGroup> companion);
+  std::mutex companion_mutex_;
+  std::shared_ptr<ProcessGroup> companion_;  // see companion.h
 };
 
 }  // namespace unisono

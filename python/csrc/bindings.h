@@ -16,6 +16,7 @@ void bind_errors(py::module_& module);
 void bind_group(py::module_& module);
 void bind_data_parallel(py::module_& module);
 void bind_transforms(py::module_& module);
+void bind_sync_batch_norm(py::module_& module);
 void bind_bench(py::module_& module);
 
 }  // namespace unisono::python

@@ -18,13 +18,30 @@ std::vector<NamedTensor> named(const Named& tensors) {
   return out;
 }
 
+// The hook is called, and let go of, with Python's lock; the wrapper runs without it.
+void set_buffer_hook(DataParallel& self, const py::object& hook) {
+  if (hook.is_none()) return self.set_buffer_hook(nullptr);
+  std::shared_ptr<py::object> kept(new py::object(hook), [](py::object* object) {
+    py::gil_scoped_acquire gil;
+    delete object;
+  });
+  self.set_buffer_hook([kept](const std::vector<NamedTensor>& buffers, ProcessGroup&) {
+    py::gil_scoped_acquire gil;
+    py::dict by_name;
+    for (const NamedTensor& b : buffers) by_name[py::str(b.name)] = b.tensor;
+    (*kept)(by_name);
+  });
+}
+
 void bind_options(py::module_& module) {
   using Options = DistributedDataParallelOptions;
+  py::enum_<BufferPolicy>(module, "BufferPolicy").value("rank0", BufferPolicy::rank0).value("mean", BufferPolicy::mean);
   py::class_<Options>(module, "DistributedDataParallelOptions")
       .def(py::init<>())
       .def_readwrite("bucket_cap_mb", &Options::bucket_cap_mb)
       .def_readwrite("broadcast_buffers", &Options::broadcast_buffers)
       .def_readwrite("init_sync", &Options::init_sync)
+      .def_readwrite("buffer_policy", &Options::buffer_policy)
       .def_readwrite("find_unused_parameters", &Options::find_unused_parameters)
       .def_readwrite("gradient_as_bucket_view", &Options::gradient_as_bucket_view)
       .def_readwrite("static_graph", &Options::static_graph)
@@ -103,6 +120,13 @@ void bind_data_parallel(py::module_& module) {
           "before_forward", [](DataParallel& self, const Named& buffers) { self.before_forward(named(buffers)); },
           py::arg("buffers"), WithoutGil())
       .def("wants_buffers", &DataParallel::wants_buffers)
+      .def(
+          "sync_state", [](DataParallel& self, const Named& buffers) { self.sync_state(named(buffers)); },
+          py::arg("buffers"), WithoutGil())
+      .def(
+          "follow_buffers", [](DataParallel& self, const Named& buffers) { self.follow_buffers(named(buffers)); },
+          py::arg("buffers"))
+      .def("set_buffer_hook", &set_buffer_hook, py::arg("hook"))
       .def("after_forward", &DataParallel::after_forward, py::arg("outputs"), WithoutGil())
       .def("wants_outputs", &DataParallel::wants_outputs)
       .def("has_unsynchronised_gradients", &DataParallel::has_unsynchronised_gradients)

@@ -1,5 +1,6 @@
 #include <pybind11/chrono.h>
 
+#include <unisono/companion.h>
 #include <unisono/init.h>
 #include <unisono/make_group.h>
 #include <unisono/process_group.h>
@@ -110,6 +111,7 @@ void bind_group(py::module_& module) {
       },
       py::arg("transport") = "auto", py::arg("rank") = -1, py::arg("size") = -1, py::arg("timeout") = Seconds(1800),
       py::arg("start_timeout") = Seconds(300), WithoutGil());
+  module.def("set_companion", &set_companion, py::arg("group"), py::arg("companion"));
   module.def("describe_environment", &describe_environment);
   module.def(
       "viable_transports",

@@ -7,6 +7,7 @@ PYBIND11_MODULE(_C, module) {
   unisono::python::bind_group(module);
   unisono::python::bind_transforms(module);
   unisono::python::bind_data_parallel(module);
+  unisono::python::bind_sync_batch_norm(module);
   unisono::python::bind_bench(module);
   bind_c10d(module);
 }

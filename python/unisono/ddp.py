@@ -10,6 +10,7 @@ import torch
 
 from unisono import _C, errors, precision, transforms
 from unisono.backward_optimizer import BackwardOptimizers
+from unisono.buffers import BufferMethods, policy_of
 from unisono.changes import Registrations
 from unisono.changes import sparse_parameters as _sparse_embeddings
 from unisono.device import place_of, to_device
@@ -17,12 +18,14 @@ from unisono.group import of_keywords
 from unisono.guard import guard_steps
 from unisono.outputs import tensors_in
 
-class DistributedDataParallel(torch.nn.Module):
+
+class DistributedDataParallel(BufferMethods, torch.nn.Module):
     """Keeps the replicas of `module` on all ranks in step: after every backward, the gradient of every parameter is
     the mean over ranks, bit for bit the same on all of them.
 
     Takes the keyword arguments of `torch.nn.parallel.DistributedDataParallel` and, beyond them, `strict` (raise at
     the end of a backward in which a parameter received no gradient), `parameters_and_buffers_to_ignore`,
+    `buffer_policy` ("rank0": the buffers of all ranks become rank 0's; "mean": floating ones their mean),
     `step_guard` (an optimizer that steps on gradients which no synchronisation has averaged raises),
     `uneven_accumulation` (ranks may sum up different numbers of backwards), `check_finite` (raise when a gradient holds an
     infinity or NaN, naming parameter and rank), `check_replicas` (compare a few elements of the parameters in every step),
@@ -40,7 +43,7 @@ class DistributedDataParallel(torch.nn.Module):
                  batched_grad_copy: bool = False, forward_sync_buffers: bool | None = None, *,
                  overlap: bool = True, naive: bool = False, strict: bool = False,
                  parameters_and_buffers_to_ignore=(), step_guard: bool = True, uneven_accumulation: bool = False,
-                 check_finite: bool = False, check_replicas: bool = True, sparse_parameters=()):
+                 check_finite: bool = False, check_replicas: bool = True, sparse_parameters=(), buffer_policy: str = "rank0"):
         self._keywords = {name: value for name, value in locals().items()
                           if name not in ("self", "module", "process_group", "device_mesh", "__class__")}
         super().__init__()
@@ -58,6 +61,7 @@ class DistributedDataParallel(torch.nn.Module):
         per_step = forward_sync_buffers if forward_sync_buffers is not None else broadcast_buffers
         options.broadcast_buffers = True if per_step is None else bool(per_step)
         options.init_sync = init_sync
+        options.buffer_policy = policy_of(buffer_policy)
         options.find_unused_parameters = find_unused_parameters
         options.gradient_as_bucket_view = gradient_as_bucket_view
         options.static_graph = static_graph
@@ -91,7 +95,7 @@ class DistributedDataParallel(torch.nn.Module):
         if self._registrations.seen() or self._core.parameters_changed():
             _refuse_lazy(self.module)
             self._core.follow(list(self.module.named_parameters()), list(self.module.named_buffers()))
-        if self._core.wants_buffers():
+        if self.module.training and self._core.wants_buffers():
             self._core.before_forward(list(self.module.named_buffers()))
         if self._device is not None:
             args, kwargs = to_device((args, kwargs), self._device)
@@ -164,10 +168,12 @@ class DistributedDataParallel(torch.nn.Module):
 
     def digest(self) -> str:
         """SHA-256 of the bits of all parameters and buffers, in order."""
+        self._core.follow_buffers(list(self.module.named_buffers()))
         return self._core.digest()
 
     def replicas_identical(self) -> bool:
         """Whether all ranks have the same digest. Collective."""
+        self._core.follow_buffers(list(self.module.named_buffers()))
         return self._core.replicas_identical()
 
     @property

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
 from unisono import _C
 
 _default_group: _C.ProcessGroup | None = None
+_of_torch: WeakKeyDictionary = WeakKeyDictionary()  # one of ours per torch group: they issue its calls in one order
 
 
 def _seconds(value: float | timedelta) -> timedelta:
@@ -47,11 +49,19 @@ def resolve(group) -> _C.ProcessGroup:
         if group is None and dist.is_initialized():
             group = dist.group.WORLD
         if isinstance(group, dist.ProcessGroup):
-            return _C.from_torch(group)
+            if group not in _of_torch:
+                _of_torch[group] = _C.from_torch(group)
+            return _of_torch[group]
     if group is None:
         return _default_group or init()
     raise TypeError(f"process_group is a {type(group).__name__}; it may be a unisono group, a torch.distributed group "
                     "or None")
+
+
+def set_companion(process_group, companion) -> None:
+    """Gives a group the second group of the same ranks that SyncBatchNorm runs on, for transports that cannot be
+    duplicated; both may be unisono's or torch.distributed's. Local, before the first forward."""
+    _C.set_companion(resolve(process_group), resolve(companion))
 
 
 def viable_transports(size: int = 2) -> list[tuple[str, bool, str]]:

@@ -7,6 +7,7 @@
 #include <unisono/distributed_data_parallel.h>
 
 #include "comm/c10d/tensors.h"
+#include "nn/buffer_sync.h"
 #include "nn/model_digest.h"
 #include "nn/module_walk.h"
 #include "nn/state_broadcast.h"
@@ -86,7 +87,8 @@ struct DataParallel::State {
   std::unique_ptr<Reducer> reducer;
   std::function<void(const std::vector<NamedTensor>&)> update;  // the optimizer in backward
   std::optional<double> max_norm;
-  std::int64_t buffers_at = 0;  // synchronisations when buffers were last sent
+  std::unique_ptr<BufferSync> buffer_sync;
+  std::int64_t buffers_at = 0;  // synchronisations when buffers were last brought; -1: never
 };
 
 DataParallel::DataParallel(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers,
@@ -105,6 +107,8 @@ DataParallel::DataParallel(std::vector<NamedTensor> parameters, std::vector<Name
     broadcast_state(s.parameters, 0, *s.group, "parameters");
     broadcast_state(s.buffers, 0, *s.group, "buffers");
   }
+  s.buffers_at = options.init_sync ? 0 : -1;
+  s.buffer_sync = std::make_unique<BufferSync>(s.buffers, options.buffer_policy);
   s.wrap(0);
 }
 
@@ -225,17 +229,26 @@ DataParallel& DataParallel::operator=(DataParallel&&) noexcept = default;
 
 bool DataParallel::wants_buffers() const {
   const State& s = *state_;
-  return s.options.broadcast_buffers && !s.buffers.empty() && s.group->size() > 1 && s.reducer->sync() &&
+  return s.options.broadcast_buffers && !s.buffer_sync->empty() && s.group->size() > 1 && s.reducer->sync() &&
          s.reducer->synchronisations() > s.buffers_at && at::GradMode::is_enabled();
 }
 
 void DataParallel::before_forward(const std::vector<NamedTensor>& buffers) {
-  if (!wants_buffers()) return;
+  if (wants_buffers()) sync_state(buffers);
+}
+
+void DataParallel::follow_buffers(const std::vector<NamedTensor>& buffers) {
+  state_->buffers = distinct(without(buffers, state_->options.parameters_and_buffers_to_ignore));
+}
+
+void DataParallel::sync_state(const std::vector<NamedTensor>& buffers) {
   State& s = *state_;
-  s.buffers = distinct(without(buffers, s.options.parameters_and_buffers_to_ignore));
-  broadcast_state(s.buffers, s.reducer->authority(), *s.group, "buffers");
+  follow_buffers(buffers);
+  if (s.group->size() > 1) s.buffer_sync->run(s.buffers, s.reducer->authority(), *s.group);
   s.buffers_at = s.reducer->synchronisations();
 }
+
+void DataParallel::set_buffer_hook(BufferHook hook) { state_->buffer_sync->set_hook(std::move(hook)); }
 
 bool DataParallel::wants_outputs() const {
   const State& s = *state_;
@@ -256,7 +269,7 @@ void DataParallel::sync_grads() { state_->reducer->sync_grads(); }
 std::string DataParallel::digest() const { return digest_of(state_->parameters, state_->buffers); }
 
 bool DataParallel::replicas_identical() {
-  if (wants_buffers()) before_forward(state_->buffers);
+  if (wants_buffers()) sync_state(state_->buffers);
   const std::vector<std::string> all = gather_texts(digest(), *state_->group, "replica digest");
   return std::all_of(all.begin(), all.end(), [&](const std::string& d) { return d == all[0]; });
 }

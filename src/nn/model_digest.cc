@@ -35,7 +35,8 @@ std::string describe(const DistributedDataParallelOptions& o) {
     text << "default";
   }
   text << ", broadcast_buffers " << o.broadcast_buffers << ", init_sync " << o.init_sync << ", strict " << o.strict
-       << ", naive " << o.naive << ", uneven_accumulation " << o.uneven_accumulation << ", ignored";
+       << ", naive " << o.naive << ", uneven_accumulation " << o.uneven_accumulation << ", buffer_policy "
+       << (o.buffer_policy == BufferPolicy::mean ? "mean" : "rank0") << ", ignored";
   for (const std::string& name : o.parameters_and_buffers_to_ignore) text << " '" << name << "'";
   for (double cap : o.bucket_cap_mb_list) text << ", bucket cap " << cap;
   text << ", delayed";
@@ -82,6 +83,29 @@ std::vector<std::string> gather_texts(const std::string& text, ProcessGroup& gro
   return texts;
 }
 
+void require_same_entries(const std::vector<std::string>& entries, ProcessGroup& group, const std::string& whose,
+                          const std::string& advice, std::size_t extra) {
+  std::string text;
+  for (const std::string& entry : entries) text += entry + "\n";
+  const std::vector<std::string> texts = gather_texts(text, group, "description");
+  const std::vector<std::string> first = split_lines(texts[0]);
+  const auto line = [&](const std::vector<std::string>& lines, std::size_t i) {
+    return i < lines.size() ? lines[i] : "nothing more (" + std::to_string(lines.size() - extra) + " tensors)";
+  };
+  for (std::size_t r = 1; r < texts.size(); ++r) {
+    if (texts[r] == texts[0]) continue;
+    const std::vector<std::string> other = split_lines(texts[r]);
+    for (std::size_t i = 0; i < std::max(first.size(), other.size()); ++i) {
+      const std::string a = line(first, i);
+      const std::string b = line(other, i);
+      if (a == b) continue;
+      throw Error(ErrorCode::mismatch, "the " + whose + " of rank 0 and rank " + std::to_string(r) +
+                                           " differ; the first difference: rank 0 has " + a + ", rank " +
+                                           std::to_string(r) + " has " + b + ". " + advice);
+    }
+  }
+}
+
 void require_same_model(const std::vector<std::string>& entries, ProcessGroup& group) {
   std::string text;
   for (const std::string& entry : entries) text += entry + "\n";
@@ -89,23 +113,7 @@ void require_same_model(const std::vector<std::string>& entries, ProcessGroup& g
   sha.update(text.data(), text.size());
   const std::vector<std::string> digests = gather_texts(sha.hex(), group, "model digest");
   if (std::all_of(digests.begin(), digests.end(), [&](const std::string& d) { return d == digests[0]; })) return;
-
-  const std::vector<std::string> texts = gather_texts(text, group, "model description");
-  const std::vector<std::string> first = split_lines(texts[0]);
-  for (std::size_t r = 1; r < texts.size(); ++r) {
-    if (texts[r] == texts[0]) continue;
-    const std::vector<std::string> other = split_lines(texts[r]);
-    const std::size_t n = std::max(first.size(), other.size());
-    for (std::size_t i = 0; i < n; ++i) {
-      const std::string a = i < first.size() ? first[i] : "nothing more (" + std::to_string(first.size() - 1) + " tensors)";
-      const std::string b = i < other.size() ? other[i] : "nothing more (" + std::to_string(other.size() - 1) + " tensors)";
-      if (a == b) continue;
-      throw Error(ErrorCode::mismatch, "the modules of rank 0 and rank " + std::to_string(r) +
-                                           " differ; the first difference: rank 0 has " + a + ", rank " +
-                                           std::to_string(r) + " has " + b +
-                                           ". Build the same module with the same options on every rank.");
-    }
-  }
+  require_same_entries(entries, group, "modules", "Build the same module with the same options on every rank.", 1);
   throw Error(ErrorCode::internal, "model digests differ but descriptions do not; please report this");
 }
 

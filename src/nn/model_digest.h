@@ -17,6 +17,11 @@ std::vector<std::string> describe_model(const std::vector<NamedTensor>& paramete
 /// *Collective*. *Blocks*. *Throws* `mismatch` naming the first entry that differs and both sides, the same text on all ranks.
 void require_same_model(const std::vector<std::string>& entries, ProcessGroup& group);
 
+/// *Collective*. *Blocks*. What `require_same_model` does, for any list of things that ranks must agree on. `whose` is its
+/// name in the error ("modules"), `advice` the last sentence; `extra` lines at the front are not tensors.
+void require_same_entries(const std::vector<std::string>& entries, ProcessGroup& group, const std::string& whose,
+                          const std::string& advice, std::size_t extra = 0);
+
 /// SHA-256 over the bits of the tensors, in order.
 std::string digest_of(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers);
 
