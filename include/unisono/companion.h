@@ -1,24 +1,24 @@
 #pragma once
 
-#include <memory>
-
 #include <unisono/process_group.h>
+
+#include <memory>
 
 namespace unisono {
 
-/// A second group of the same ranks over the same transport, made at the first call and kept with `group`: for collectives
-/// whose place between those of `group` need not be the same on all ranks. SyncBatchNorm's are such: gradient buckets
-/// leave whenever they are full, a layer's backward runs when autograd comes to it, and which of the two is first may differ
-/// from rank to rank.
+/// A second group of the same ranks over the same transport, made at the first call and kept with `group`: for
+/// collectives whose place between those of `group` need not be the same on all ranks. SyncBatchNorm's are such:
+/// gradient buckets leave whenever they are full, a layer's backward runs when autograd comes to it, and which of the
+/// two is first may differ from rank to rank.
 ///
-/// A world of one is its own companion. Groups over torch.distributed are split (Gloo, NCCL); shared memory meets through a file
-/// in the temporary directory, which is removed again.
-/// *Collective* at the first call. *Blocks* then, at most the group's own time-out. Timeout: the group's.
-/// *Throws* `invalid_argument` when the transport cannot be duplicated: make a second group and give it to `set_companion`.
+/// A world of one is its own companion. Groups over torch.distributed are split (Gloo, NCCL); shared memory meets
+/// through a file in the temporary directory, which is removed again. *Collective* at the first call. *Blocks* then, at
+/// most the group's own time-out. Timeout: the group's. *Throws* `invalid_argument` when the transport cannot be
+/// duplicated: make a second group and give it to `set_companion`.
 std::shared_ptr<ProcessGroup> companion(const std::shared_ptr<ProcessGroup>& group);
 
-/// Gives `group` a companion that the caller has made. Local; the same on all ranks, before the first `companion(group)`.
-/// *Throws* `invalid_argument` when rank or size differ, or `group` has a companion already.
+/// Gives `group` a companion that the caller has made. Local; the same on all ranks, before the first
+/// `companion(group)`. *Throws* `invalid_argument` when rank or size differ, or `group` has a companion already.
 void set_companion(const std::shared_ptr<ProcessGroup>& group, std::shared_ptr<ProcessGroup> companion);
 
 }  // namespace unisono

@@ -18,15 +18,15 @@ class BufferMethods:
     """What `DistributedDataParallel` does with buffers beside bringing them before a forward."""
 
     def sync_state(self) -> None:
-        """Brings the buffers of all ranks to one state now, by `buffer_policy` or the hook: after it every rank may save
-        or evaluate, and `replicas_identical()` holds. Parameters are left alone. Collective."""
+        """Brings the buffers of all ranks to one state now, by `buffer_policy` or the hook: after it every rank may
+        save or evaluate, and `replicas_identical()` holds. Parameters are left alone. Collective."""
         self._core.sync_state(list(self.module.named_buffers()))
 
     def register_buffer_comm_hook(self, state, hook) -> None:
-        """Calls `hook(state, buffers)` in the place of `buffer_policy`, `buffers` being a dict of the buffers that are
-        not ignored, under their names. It changes them in place, alike on all ranks. What it returns, one future or several
-        (anything with `wait()`), is waited for before the forward. Called with the gradient mode switched off, before the
-        forward and by `sync_state`; not in a world of one. `hook=None` brings the policy back."""
+        """Calls `hook(state, buffers)` in the place of `buffer_policy`, `buffers` being a dict of the buffers that
+        are not ignored, under their names. It changes them in place, alike on all ranks. What it returns, one future or
+        several (anything with `wait()`), is waited for before the forward. Called with the gradient mode switched off,
+        before the forward and by `sync_state`; not in a world of one. `hook=None` brings the policy back."""
         if hook is None:
             self._core.set_buffer_hook(None)
             self._buffer_hook = None

@@ -1,16 +1,17 @@
 #include "nn/channel_statistics.h"
 
-#include <array>
-
 #include <ATen/ATen.h>
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 
+#include <array>
+
 namespace unisono {
 namespace {
 
-// Either channel after channel (N blocks of C runs of S values), or all channels of one place side by side (N * S rows of C).
+// Either channel after channel (N blocks of C runs of S values), or all channels of one place side by side (N * S rows
+// of C).
 struct Layout {
   std::int64_t batch;
   std::int64_t channels;
@@ -22,7 +23,9 @@ struct Layout {
     for (std::int64_t d = 2; d < t.dim(); ++d) places *= t.size(d);
   }
   std::int64_t rows() const { return batch * places; }
-  std::int64_t grain() const { return std::max<std::int64_t>(1, at::internal::GRAIN_SIZE / std::max<std::int64_t>(1, rows())); }
+  std::int64_t grain() const {
+    return std::max<std::int64_t>(1, at::internal::GRAIN_SIZE / std::max<std::int64_t>(1, rows()));
+  }
 };
 
 constexpr int kLanes = 8;  // independent sums, so that one addition need not wait for the one before
@@ -110,9 +113,8 @@ ChannelStatistics statistics_of(const at::Tensor& input) {
   out.count = static_cast<double>(layout.rows());
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, input.scalar_type(), "sync_batch_norm", [&] {
     const scalar_t* x = input.const_data_ptr<scalar_t>();
-    out.sum = sum_channels<1>(layout, [x](std::int64_t i, std::int64_t) {
-      return std::array<double, 1>{static_cast<double>(x[i])};
-    })[0];
+    out.sum = sum_channels<1>(
+        layout, [x](std::int64_t i, std::int64_t) { return std::array<double, 1>{static_cast<double>(x[i])}; })[0];
     std::vector<double> mean = out.sum;
     for (double& m : mean) m /= std::max(out.count, 1.0);
     const double* means = mean.data();

@@ -1,10 +1,10 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <utility>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
 
 namespace unisono {
 
@@ -19,8 +19,8 @@ struct ChannelStatistics {
   static ChannelStatistics unpack(const double* words, std::int64_t channels);
 };
 
-/// Of a (N, C) or (N, C, ...) tensor on the CPU, contiguous in its suggested memory format. The order of additions depends on
-/// the shape alone.
+/// Of a (N, C) or (N, C, ...) tensor on the CPU, contiguous in its suggested memory format. The order of additions
+/// depends on the shape alone.
 ChannelStatistics statistics_of(const at::Tensor& input);
 
 /// Of the union of several batches: neighbours are combined in a balanced binary tree, and the squares by
@@ -33,7 +33,8 @@ ChannelStatistics combined(std::vector<ChannelStatistics> parts);
 std::pair<std::vector<double>, std::vector<double>> gradient_sums(const at::Tensor& gradient, const at::Tensor& input,
                                                                   const at::Tensor& mean);
 
-/// Per channel (gradient - shift - (input - mean) * slope) * invstd * weight. All per-channel tensors in the dtype of `mean`.
+/// Per channel (gradient - shift - (input - mean) * slope) * invstd * weight. All per-channel tensors in the dtype of
+/// `mean`.
 at::Tensor input_gradient(const at::Tensor& gradient, const at::Tensor& input, const at::Tensor& mean,
                           const at::Tensor& shift, const at::Tensor& slope, const at::Tensor& invstd,
                           const at::Tensor& weight);

@@ -1,24 +1,25 @@
 #pragma once
 
-#include <string>
-#include <vector>
-
 #include <unisono/distributed_data_parallel.h>
 #include <unisono/process_group.h>
 
+#include <string>
+#include <vector>
+
 namespace unisono {
 
-/// What all ranks must agree on before they train together, one line per entry: options, then every parameter and buffer
-/// with its name, shape, dtype, strides and requires_grad, in order.
+/// What all ranks must agree on before they train together, one line per entry: options, then every parameter and
+/// buffer with its name, shape, dtype, strides and requires_grad, in order.
 std::vector<std::string> describe_model(const std::vector<NamedTensor>& parameters,
                                         const std::vector<NamedTensor>& buffers,
                                         const DistributedDataParallelOptions& options);
 
-/// *Collective*. *Blocks*. *Throws* `mismatch` naming the first entry that differs and both sides, the same text on all ranks.
+/// *Collective*. *Blocks*. *Throws* `mismatch` naming the first entry that differs and both sides, the same text on all
+/// ranks.
 void require_same_model(const std::vector<std::string>& entries, ProcessGroup& group);
 
-/// *Collective*. *Blocks*. What `require_same_model` does, for any list of things that ranks must agree on. `whose` is its
-/// name in the error ("modules"), `advice` the last sentence; `extra` lines at the front are not tensors.
+/// *Collective*. *Blocks*. What `require_same_model` does, for any list of things that ranks must agree on. `whose` is
+/// its name in the error ("modules"), `advice` the last sentence; `extra` lines at the front are not tensors.
 void require_same_entries(const std::vector<std::string>& entries, ProcessGroup& group, const std::string& whose,
                           const std::string& advice, std::size_t extra = 0);
 

@@ -1,13 +1,11 @@
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/functional/batchnorm.h>
+#include <unisono/companion.h>
 #include <unisono/sync_batch_norm.h>
 
 #include <cmath>
 #include <sstream>
-
-#include <ATen/ATen.h>
-#include <torch/csrc/autograd/custom_function.h>
-#include <torch/nn/functional/batchnorm.h>
-
-#include <unisono/companion.h>
 
 #include "nn/channel_statistics.h"
 
@@ -40,20 +38,34 @@ struct Backward final : torch::CustomClassHolder {
 
 // Stands behind the gradients when they are themselves recorded: refuses to be differentiated rather than be wrong.
 struct NoSecondDerivative : torch::autograd::Function<NoSecondDerivative> {
-  static variable_list forward(AutogradContext* ctx, const variable_list& sources, const variable_list& gradients,
-                               const c10::intrusive_ptr<Backward>& shared) {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& incoming, const at::Tensor& input,
+                               const variable_list& gradients, const c10::intrusive_ptr<Backward>& shared) {
     ctx->saved_data["shared"] = c10::IValue::make_capsule(shared);
     variable_list out;
-    for (const at::Tensor& g : gradients) out.push_back(g.defined() ? g.clone() : g);
+    for (const at::Tensor& g : gradients) out.push_back(g.clone());
     return out;
   }
   static variable_list backward(AutogradContext* ctx, const variable_list&) {
     const auto shared = c10::static_intrusive_pointer_cast<Backward>(ctx->saved_data["shared"].toCapsule());
     return shared->guarded([&]() -> variable_list {
-      throw Error(ErrorCode::invalid_argument, here(*shared->group) + "it has no second derivative; use BatchNorm there");
+      throw Error(ErrorCode::invalid_argument,
+                  here(*shared->group) + "it has no second derivative; use BatchNorm there");
     });
   }
 };
+
+void refuse_second_derivative(variable_list& gradients, const at::Tensor& incoming, const at::Tensor& input,
+                              const c10::intrusive_ptr<Backward>& shared) {
+  variable_list defined;
+  for (const at::Tensor& g : gradients) {
+    if (g.defined()) defined.push_back(g);
+  }
+  const variable_list recorded = NoSecondDerivative::apply(incoming, input, defined, shared);
+  auto next = recorded.begin();
+  for (at::Tensor& g : gradients) {
+    if (g.defined()) g = *next++;
+  }
+}
 
 at::Tensor to_tensor(const std::vector<double>& values, at::ScalarType dtype) {
   return at::tensor(values, at::TensorOptions().dtype(at::kDouble)).to(dtype);
@@ -84,7 +96,7 @@ struct Normalise : torch::autograd::Function<Normalise> {
       at::NoGradGuard no_grad;
       out = shared->guarded([&] { return gradients_of(ctx, *shared, saved, gradients[0]); });
     }
-    if (at::GradMode::is_enabled()) out = NoSecondDerivative::apply(variable_list{gradients[0], saved[0], saved[1]}, out, shared);
+    if (at::GradMode::is_enabled()) refuse_second_derivative(out, gradients[0], saved[0], shared);
     out.resize(6);
     return out;
   }
@@ -99,7 +111,9 @@ struct Normalise : torch::autograd::Function<Normalise> {
     variable_list out(3);
     const auto affine = ctx->saved_data["affine"].toBoolList();
     if (affine[0]) {
-      out[1] = to_tensor(product, dtype).mul_(invstd).to(static_cast<at::ScalarType>(ctx->saved_data["weight_dtype"].toInt()));
+      out[1] = to_tensor(product, dtype)
+                   .mul_(invstd)
+                   .to(static_cast<at::ScalarType>(ctx->saved_data["weight_dtype"].toInt()));
     }
     if (affine[1]) out[2] = to_tensor(sum, static_cast<at::ScalarType>(ctx->saved_data["bias_dtype"].toInt()));
     if (!ctx->needs_input_grad(0)) return out;
@@ -130,7 +144,8 @@ void check(const at::Tensor& input, const ProcessGroup& group) {
   if (input.dim() < 2) {
     text << "the input has shape " << input.sizes() << "; it may be (N, C) or (N, C, ...)";
   } else if (!input.is_cpu() || input.layout() != at::kStrided) {
-    text << "the input is no dense tensor on the CPU but on " << input.device() << "; on GPUs use torch's SyncBatchNorm";
+    text << "the input is no dense tensor on the CPU but on " << input.device()
+         << "; on GPUs use torch's SyncBatchNorm";
   } else if (!at::isFloatingType(input.scalar_type())) {
     text << "the input has dtype " << input.scalar_type() << "; it may be float, double, half or bfloat16";
   } else {
@@ -178,9 +193,9 @@ at::Tensor sync_batch_norm(const at::Tensor& input, const at::Tensor& weight, co
     at::NoGradGuard no_grad;
     const ChannelStatistics all = gather(dense.detach(), *shared->group);
     if (all.count <= 1) {
-      throw Error(ErrorCode::invalid_argument,
-                  here(*group) + "all ranks together have " + std::to_string(static_cast<std::int64_t>(all.count)) +
-                      " values per channel; a variance needs more than one");
+      throw Error(ErrorCode::invalid_argument, here(*group) + "all ranks together have " +
+                                                   std::to_string(static_cast<std::int64_t>(all.count)) +
+                                                   " values per channel; a variance needs more than one");
     }
     // Rounded where torch's BatchNorm rounds, so that its bits are met.
     const auto dtype = dense.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;

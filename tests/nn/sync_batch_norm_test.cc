@@ -1,7 +1,7 @@
 // SyncBatchNorm against torch's BatchNorm in one process on the union of the batches.
-#include "reducer/ranks.h"
-
 #include <unisono/sync_batch_norm.h>
+
+#include "reducer/ranks.h"
 
 namespace unisono {
 namespace {
@@ -10,7 +10,9 @@ using namespace unisono::testing;
 using torch::Tensor;
 
 /// What each rank holds of the union, as [begin, end) samples; ranks are threads, so the test can compute both sides.
-std::vector<Tensor> shares_of(const Tensor& whole, const std::vector<std::int64_t>& sizes) { return whole.split_with_sizes(sizes); }
+std::vector<Tensor> shares_of(const Tensor& whole, const std::vector<std::int64_t>& sizes) {
+  return whole.split_with_sizes(sizes);
+}
 
 struct Outcome {
   Tensor output, dx, dw, db, mean, var;
@@ -26,18 +28,22 @@ Outcome in_one_process(const Tensor& x, const Tensor& dy, const torch::nn::Batch
   }
   norm->to(x.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat);
   Tensor running_mean = norm->running_mean, running_var = norm->running_var;
-  Tensor y = torch::batch_norm(input, norm->weight, norm->bias, running_mean, running_var, true, 0.1, options.eps(), false);
+  Tensor y =
+      torch::batch_norm(input, norm->weight, norm->bias, running_mean, running_var, true, 0.1, options.eps(), false);
   y.backward(dy);
-  return {y.detach(), input.grad(), norm->weight.grad(), norm->bias.grad(), running_mean, running_var};
+  const auto gradient = [](const Tensor& t) { return t.defined() ? t.grad() : t; };
+  return {y.detach(), input.grad(), gradient(norm->weight), gradient(norm->bias), running_mean, running_var};
 }
 
-// The largest difference in units of `eps` times the largest value around.
-double distance(const Tensor& a, const Tensor& b) {
-  if (a.numel() == 0) return 0;
-  const double eps = a.scalar_type() == torch::kDouble ? 0x1p-52 : a.scalar_type() == torch::kFloat ? 0x1p-23 : 0x1p-7;
-  return (a.to(torch::kDouble) - b.to(torch::kDouble)).abs().max().item<double>() /
-         (eps * std::max(1e-30, b.to(torch::kDouble).abs().max().item<double>()));
+double largest(const Tensor& t) { return t.numel() == 0 ? 0 : t.to(torch::kDouble).abs().max().item<double>(); }
+
+// The largest difference in units of the last place of `scale`.
+double distance(const Tensor& a, const Tensor& b, double scale) {
+  const auto type = a.scalar_type();
+  const double eps = type == torch::kDouble ? 0x1p-52 : type == torch::kFloat ? 0x1p-23 : 0x1p-7;
+  return largest(a.to(torch::kDouble) - b.to(torch::kDouble)) / (eps * std::max(1e-30, scale));
 }
+double distance(const Tensor& a, const Tensor& b) { return distance(a, b, largest(b)); }
 
 struct Case {
   std::vector<std::int64_t> shape;  // of the union
@@ -80,31 +86,41 @@ TEST_P(SyncBatchNormEquals, OneProcess) {
     EXPECT_EQ(y.scalar_type(), c.dtype);
     EXPECT_EQ(y.suggest_memory_format(), input.suggest_memory_format());
     y.backward(dys[r]);
-    got[r] = {y.detach(), input.grad(), norm->weight.grad(), norm->bias.grad(), norm->running_mean, norm->running_var};
+    got[r] = {y.detach(), input.grad(), {}, {}, norm->running_mean, norm->running_var};
+    if (c.affine) got[r].dw = norm->weight.grad(), got[r].db = norm->bias.grad();
   });
   std::vector<Tensor> outputs, dxs;
   for (const auto& g : got) outputs.push_back(g.output), dxs.push_back(g.dx);
-  // One rounding of statistics that were summed in f64 in both: the same bits. The input's gradient: torch's kernel may fuse
-  // multiplications and additions, three of them.
-  EXPECT_TRUE(same_bits(torch::cat(outputs), one.output)) << distance(torch::cat(outputs), one.output);
-  EXPECT_LE(distance(torch::cat(dxs), one.dx), 4);
+  // Torch adds up in f64 where channels lie one after the other, as we always do: one or two roundings apart. Side by
+  // side, (N, C) and channels_last, it adds up f32 in f32, and f64 inputs in f64 in both: there it is torch that is
+  // off, by a rounding for each doubling of the count.
+  const double roundings = c.dtype == torch::kBFloat16 ? 1 : 4;
+  const double variance =
+      x.to(torch::kDouble).transpose(0, 1).reshape({c.shape[1], -1}).var(1, false).min().item<double>();
+  const double steepest = (c.affine ? 2.0 : 1.0) / std::sqrt(variance + options.eps());
+  EXPECT_LE(distance(torch::cat(outputs), one.output, std::max(largest(one.output), largest(x) * steepest)), roundings);
+  // Three terms of about the size of the incoming gradient, which may cancel.
+  EXPECT_LE(distance(torch::cat(dxs), one.dx, largest(dy) * steepest), 3 * roundings);
   for (std::size_t r = 0; r < world; ++r) {
-    EXPECT_LE(distance(got[r].mean, one.mean), 1);
-    EXPECT_LE(distance(got[r].var, one.var), 1);
+    EXPECT_LE(distance(got[r].mean, one.mean, largest(x)), roundings);
+    EXPECT_LE(distance(got[r].var, one.var), roundings);
     EXPECT_TRUE(same_bits(got[r].mean, got[0].mean));
     EXPECT_TRUE(same_bits(got[r].var, got[0].var));
     if (!c.affine) continue;
     Tensor dw = got[0].dw.to(torch::kDouble), db = got[0].db.to(torch::kDouble);
     for (std::size_t o = 1; o < world; ++o) dw = dw + got[o].dw, db = db + got[o].db;
-    EXPECT_LE(distance(dw.to(one.dw.scalar_type()), one.dw), 2 * static_cast<double>(world));
-    EXPECT_LE(distance(db.to(one.db.scalar_type()), one.db), 2 * static_cast<double>(world));
+    // Rounded once a rank, where the terms need not cancel yet.
+    const double terms = largest(dy.to(torch::kDouble).abs().transpose(0, 1).reshape({c.shape[1], -1}).sum(1));
+    const double bound = roundings * static_cast<double>(world);
+    EXPECT_LE(distance(dw.to(one.dw.scalar_type()), one.dw, terms * largest(x) * steepest), bound);
+    EXPECT_LE(distance(db.to(one.db.scalar_type()), one.db, terms), bound);
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Shapes, SyncBatchNormEquals,
-    ::testing::Values(Case{{8, 5}, {4, 4}}, Case{{8, 5}, {7, 1}}, Case{{6, 3, 7}, {2, 4}},
-                      Case{{6, 3, 4, 5}, {3, 3}}, Case{{6, 3, 4, 5}, {3, 3}, torch::kFloat, true},
+    ::testing::Values(Case{{8, 5}, {4, 4}}, Case{{8, 5}, {7, 1}}, Case{{6, 3, 7}, {2, 4}}, Case{{6, 3, 4, 5}, {3, 3}},
+                      Case{{6, 3, 4, 5}, {3, 3}, torch::kFloat, true},
                       Case{{9, 4, 4, 5}, {0, 5, 4}, torch::kFloat, true}, Case{{5, 3, 2, 3, 4}, {1, 0, 3, 1}},
                       Case{{6, 3, 4, 5}, {2, 4}, torch::kDouble}, Case{{16, 3, 4, 5}, {8, 8}, torch::kBFloat16},
                       Case{{6, 3, 4, 5}, {3, 3}, torch::kFloat, false, false},
@@ -125,7 +141,9 @@ TEST(SyncBatchNorm, VarianceSurvivesALargeMean) {
 
 TEST(SyncBatchNorm, RunningStatisticsAsTorchKeepsThem) {
   on_ranks(2, [](auto group) {
-    const auto batch = [&](int i) { return torch::full({2, 3}, static_cast<double>(i)) * torch::tensor({{1.0}, {-1.0 - group->rank()}}); };
+    const auto batch = [&](int i) {
+      return torch::full({2, 3}, static_cast<double>(i)) * torch::tensor({{1.0}, {-1.0 - group->rank()}});
+    };
     const auto whole = [&](int i) {
       return torch::cat({torch::full({2, 3}, static_cast<double>(i)) * torch::tensor({{1.0}, {-1.0}}),
                          torch::full({2, 3}, static_cast<double>(i)) * torch::tensor({{1.0}, {-2.0}})});
@@ -237,7 +255,6 @@ struct Net : torch::nn::Module {
   torch::nn::Linear head{nullptr}, extra{nullptr};
   template <typename Norm>
   Net(Norm first, Norm second) {
-    torch::manual_seed(3);
     a = register_module("a", torch::nn::Conv2d(torch::nn::Conv2dOptions(2, 4, 3)));
     register_module("na", first);
     b = register_module("b", torch::nn::Conv2d(torch::nn::Conv2dOptions(4, 4, 3)));
@@ -269,19 +286,23 @@ TEST(SyncBatchNorm, AConvolutionalNetTrainsAsInOneProcess) {
   torch::manual_seed(1);
   const Tensor x = torch::randn({8, 2, 7, 7}, torch::kDouble), target = torch::randn({8, 3}, torch::kDouble);
   Net one(torch::nn::BatchNorm2d(4), torch::nn::BatchNorm2d(4));
+  std::vector<Tensor> start;
+  for (const auto& p : one.parameters()) start.push_back(p.detach().clone());
   train(one, one, x, target);
   for (int world : {2, 4}) {
     std::vector<std::string> digests(static_cast<std::size_t>(world));
     on_ranks(world, [&](auto group) {
       const auto options = torch::nn::BatchNormOptions(4);
       auto net = std::make_shared<Net>(SyncBatchNorm(options, group), SyncBatchNorm(options, group));
+      for (std::size_t i = 0; i < start.size(); ++i) net->parameters()[i].detach().copy_(start[i]);
       DistributedDataParallel ddp(net, group, {.bucket_cap_mb = 0});
       const std::int64_t n = 8 / group->size(), first = n * group->rank();
       train(*net, ddp, x.slice(0, first, first + n), target.slice(0, first, first + n));
       // f64; five steps amplify roundings of 1e-16.
       const auto ours = net->named_parameters(), theirs = one.named_parameters();
       for (const auto& p : ours) EXPECT_TRUE(torch::allclose(p.value(), theirs[p.key()], 1e-10, 1e-12)) << p.key();
-      for (const auto& b : net->named_buffers()) EXPECT_TRUE(torch::allclose(b.value(), one.named_buffers()[b.key()], 1e-10, 1e-12)) << b.key();
+      for (const auto& b : net->named_buffers())
+        EXPECT_TRUE(torch::allclose(b.value(), one.named_buffers()[b.key()], 1e-10, 1e-12)) << b.key();
       EXPECT_TRUE(ddp.replicas_identical());
     });
   }

@@ -1,6 +1,7 @@
-#include <unisono/companion.h>
-
 #include <stdlib.h>
+#include <unisono/c10d.h>
+#include <unisono/companion.h>
+#include <unisono/make_group.h>
 
 #include <algorithm>
 #include <array>
@@ -9,12 +10,9 @@
 #include <filesystem>
 #include <numeric>
 #include <string>
-#include <vector>
-
+#include <utility>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
-
-#include <unisono/c10d.h>
-#include <unisono/make_group.h>
+#include <vector>
 
 #include "comm/c10d/c10d_group.h"
 
@@ -29,15 +27,15 @@ std::shared_ptr<ProcessGroup> split(const C10dGroup& group) {
   const auto& whole = group.engine().group();
   std::vector<int> ranks(static_cast<std::size_t>(group.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
-  const std::string name =
-      whole->getGroupName() + ":unisono_companion:" + std::to_string(whole->incrementSplitCount());
+  const std::string name = whole->getGroupName() + ":unisono_companion:" + std::to_string(whole->incrementSplitCount());
   const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(group.timeout());
   try {
     return make_c10d_group(whole->splitGroup(ranks, timeout, std::nullopt, name, std::nullopt));
   } catch (const c10::Error& e) {
-    throw Error(ErrorCode::invalid_argument,
-                here(group) + "torch cannot split the group (" + e.what_without_backtrace() +
-                    "). Make a second group of the same ranks (torch.distributed.new_group) and give it to set_companion.");
+    throw Error(
+        ErrorCode::invalid_argument,
+        here(group) + "torch cannot split the group (" + e.what_without_backtrace() +
+            "). Make a second group of the same ranks (torch.distributed.new_group) and give it to set_companion.");
   }
 }
 
@@ -52,7 +50,8 @@ class MeetingDirectory {
     options.tag.what = "companion";
     group.broadcast({text.data(), text.size(), Dtype::u8}, 0, options).wait();
     if (text[0] != '/') {
-      throw Error(ErrorCode::invalid_argument, here(group) + "rank 0 cannot make a directory to meet in: " + text.data());
+      throw Error(ErrorCode::invalid_argument,
+                  here(group) + "rank 0 cannot make a directory to meet in: " + text.data());
     }
     path_ = text.data();
   }
@@ -85,11 +84,14 @@ class MeetingDirectory {
 std::shared_ptr<ProcessGroup> make_second(ProcessGroup& group) {
   const MeetingDirectory place(group);
   GroupOptions options{.rank = group.rank(), .size = group.size()};
-  options.store = make_store(c10::make_intrusive<c10d::FileStore>(place.file(), -1));
+  auto file = c10::make_intrusive<c10d::FileStore>(place.file(), -1);
+  file->setTimeout(std::chrono::seconds(5));  // its destructor waits for the file, should rank 0 have failed and removed it
+  options.store = make_store(std::move(file));
   options.timeout = group.timeout();
   options.start_timeout = std::min<std::chrono::nanoseconds>(group.timeout(), std::chrono::minutes(5));
   auto second = make_group(group.name(), options);
-  second->barrier().wait();  // nobody reads the file any more when rank 0 removes it
+  options.store = nullptr;
+  second->barrier().wait();  // nobody looks at the file any more when rank 0 removes it
   return second;
 }
 
