@@ -39,7 +39,7 @@ def values(module):
     return module.level.tolist(), module.count.item()
 
 
-# ----------------------------------------------------------------------------- construction and forward are two switches
+# --------------------------------------------------------------------------- construction and forward are two switches
 
 def switches(group, options):
     module, ddp = wrapped(group, **options)

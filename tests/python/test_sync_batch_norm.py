@@ -154,17 +154,25 @@ def same_as_torch(group, sizes, shape, layer_options):
         y.pow(3).sum().backward()
         both.append((y.detach(), x.grad))
     part = slice(begin, begin + sizes[group.rank()])
-    outputs = torch.equal(both[1][0], both[0][0][part])
-    # The kernels fuse additions and multiplications in other places: a few roundings of the largest term.
-    inputs = (both[1][1] - both[0][1][part]).abs().max().item() if mine.numel() else 0.0
-    bound = 4 * torch.finfo(torch.float32).eps * (3 * both[0][0].square().max().item())
-    buffers = all(torch.equal(a, b) for a, b in zip(one.buffers(), ours.buffers(), strict=True))
+
+    def close(a, b, scale, roundings=4):
+        return a.numel() == 0 or (a - b).abs().max().item() <= roundings * torch.finfo(a.dtype).eps * scale
+
+    # Torch's kernels add f32 up in f64 or in f32, depending on the layout, and fuse additions with multiplications; ours
+    # always add up in f64. The scales are those of the terms, which may cancel.
+    largest = whole.abs().max().item()
+    steep = 1 / whole.transpose(0, 1).reshape(shape[0], -1).std(1).min().item()
+    dy = 3 * both[0][0].square().max().item()
+    outputs = close(both[1][0], both[0][0][part], max(both[0][0].abs().max().item(), largest * steep))
+    inputs = close(both[1][1], both[0][1][part], dy * steep, 12)
+    pairs = zip(one.buffers(), ours.buffers(), strict=True)
+    buffers = all(close(a.float(), b.float(), max(1.0, largest)) for a, b in pairs)
     grads = []
     for mine_p, one_p in zip(ours.parameters(), one.parameters(), strict=True):
         summed = mine_p.grad.clone()
         group.all_reduce(summed).wait()
-        grads.append((summed - one_p.grad).abs().max().item() / one_p.grad.abs().max().item())
-    return outputs, inputs <= bound, buffers, all(g < 4 * torch.finfo(torch.float32).eps for g in grads)
+        grads.append(close(summed, one_p.grad, dy * whole.numel() / shape[0] * largest * steep))
+    return outputs, inputs, buffers, all(grads)
 
 
 @pytest.mark.parametrize("layer_options", [{}, {"affine": False}, {"track_running_stats": False}, {"momentum": None},
@@ -186,8 +194,10 @@ def half_input(group, dtype):
     one = nn.BatchNorm1d(3)
     expected = one(whole.to(dtype))
     part = slice(6 * group.rank(), 6 * group.rank() + 6)
-    return (str(y.dtype), str(x.grad.dtype), str(layer.weight.grad.dtype), torch.equal(y, expected[part]),
-            torch.equal(layer.running_var, one.running_var))
+    # f32 statistics leave half-precision outputs at most one rounding apart.
+    return (str(y.dtype), str(x.grad.dtype), str(layer.weight.grad.dtype),
+            torch.allclose(y.float(), expected[part].float(), rtol=torch.finfo(dtype).eps, atol=1e-6),
+            torch.allclose(layer.running_var, one.running_var, rtol=1e-6))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

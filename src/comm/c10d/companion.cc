@@ -10,8 +10,8 @@
 #include <filesystem>
 #include <numeric>
 #include <string>
-#include <utility>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <utility>
 #include <vector>
 
 #include "comm/c10d/c10d_group.h"
@@ -23,11 +23,16 @@ std::string here(const ProcessGroup& group) {
   return "companion of group " + group.name() + ", rank " + std::to_string(group.rank()) + ": ";
 }
 
-std::shared_ptr<ProcessGroup> split(const C10dGroup& group) {
+std::shared_ptr<ProcessGroup> split(C10dGroup& group) {
   const auto& whole = group.engine().group();
   std::vector<int> ranks(static_cast<std::size_t>(group.size()));
   std::iota(ranks.begin(), ranks.end(), 0);
-  const std::string name = whole->getGroupName() + ":unisono_companion:" + std::to_string(whole->incrementSplitCount());
+  // Rank 0's count of splits tells this one from others of the group; the counters of several ranks need not agree.
+  std::int64_t number = whole->incrementSplitCount();
+  CallOptions options;
+  options.tag.what = "companion";
+  group.broadcast({&number, 1, Dtype::i64}, 0, options).wait();
+  const std::string name = whole->getGroupName() + ":unisono_companion:" + std::to_string(number);
   const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(group.timeout());
   try {
     return make_c10d_group(whole->splitGroup(ranks, timeout, std::nullopt, name, std::nullopt));
@@ -85,7 +90,8 @@ std::shared_ptr<ProcessGroup> make_second(ProcessGroup& group) {
   const MeetingDirectory place(group);
   GroupOptions options{.rank = group.rank(), .size = group.size()};
   auto file = c10::make_intrusive<c10d::FileStore>(place.file(), -1);
-  file->setTimeout(std::chrono::seconds(5));  // its destructor waits for the file, should rank 0 have failed and removed it
+  file->setTimeout(
+      std::chrono::seconds(5));  // its destructor waits for the file, should rank 0 have failed and removed it
   options.store = make_store(std::move(file));
   options.timeout = group.timeout();
   options.start_timeout = std::min<std::chrono::nanoseconds>(group.timeout(), std::chrono::minutes(5));
@@ -96,7 +102,7 @@ std::shared_ptr<ProcessGroup> make_second(ProcessGroup& group) {
 }
 
 std::shared_ptr<ProcessGroup> duplicate(ProcessGroup& group) {
-  if (const auto* c10d = dynamic_cast<const C10dGroup*>(&group)) return split(*c10d);
+  if (auto* c10d = dynamic_cast<C10dGroup*>(&group)) return split(*c10d);
   if (group.name() == "shm") return make_second(group);
   throw Error(ErrorCode::invalid_argument,
               here(group) + "this transport cannot be duplicated; make a second group and give it to set_companion");
