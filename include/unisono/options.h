@@ -52,7 +52,8 @@ struct DistributedDataParallelOptions {
   /// pass over the gradients.
   bool check_finite = false;
   /// Compare a few elements of the parameters over ranks in every step; raise when the replicas have drifted apart, naming the first
-  /// parameter that differs. Costs about 2 µs a step and no message.
+  /// parameter that differs. Costs about 2 µs a step and no message. Without `init_sync` replicas may be different on purpose and
+  /// are not compared.
   bool check_replicas = true;
   /// Names of parameters whose gradients are sparse. They are gathered instead of reduced in a bucket. Embedding layers made with
   /// sparse=true are found without.

@@ -28,7 +28,7 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
     `buffer_policy` ("rank0": the buffers of all ranks become rank 0's; "mean": floating ones their mean),
     `step_guard` (an optimizer that steps on gradients which no synchronisation has averaged raises),
     `uneven_accumulation` (ranks may sum up different numbers of backwards), `check_finite` (raise when a gradient holds an
-    infinity or NaN, naming parameter and rank), `check_replicas` (compare a few elements of the parameters in every step),
+    infinity or NaN, naming parameter and rank), `check_replicas` (compare a few elements of the parameters in every step; by default as `step_guard`),
     `sparse_parameters` (names, beyond those of embeddings with sparse=True), and for measuring `overlap` and `naive`.
     `process_group` is a unisono group, a torch.distributed group, or None. `mixed_precision` is a
     `unisono.MixedPrecision`, or torch's. docs/differences.md lists what is not as in torch.
@@ -43,7 +43,7 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
                  batched_grad_copy: bool = False, forward_sync_buffers: bool | None = None, *,
                  overlap: bool = True, naive: bool = False, strict: bool = False,
                  parameters_and_buffers_to_ignore=(), step_guard: bool = True, uneven_accumulation: bool = False,
-                 check_finite: bool = False, check_replicas: bool = True, sparse_parameters=(), buffer_policy: str = "rank0"):
+                 check_finite: bool = False, check_replicas: bool | None = None, sparse_parameters=(), buffer_policy: str = "rank0"):
         self._keywords = {name: value for name, value in locals().items()
                           if name not in ("self", "module", "process_group", "device_mesh", "__class__")}
         super().__init__()
@@ -67,7 +67,8 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
         options.static_graph = static_graph
         options.overlap, options.naive, options.strict = overlap, naive, strict
         options.uneven_accumulation = uneven_accumulation
-        options.check_finite, options.check_replicas = check_finite, check_replicas
+        options.check_finite = check_finite
+        options.check_replicas = step_guard if check_replicas is None else check_replicas
         options.parameters_and_buffers_to_ignore = [
             *parameters_and_buffers_to_ignore, *getattr(module, "_ddp_params_and_buffers_to_ignore", ())]
         options.sparse_parameters = [*sparse_parameters, *_sparse_embeddings(module)]

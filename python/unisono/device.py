@@ -12,12 +12,12 @@ def place_of(module: torch.nn.Module, device_ids, output_device) -> torch.device
         return None
     if len(device_ids) > 1:
         raise ValueError(f"device_ids={device_ids!r}: one device per rank; leave it out for a module on several devices")
-    device = device_ids[0] if isinstance(device_ids[0], torch.device) else torch.device(device_ids[0])
+    device = device_ids[0] if isinstance(device_ids[0], torch.device) else torch.device("cuda", device_ids[0])
     places = {p.device for p in module.parameters()}
     if places != {device}:
         raise ValueError(f"device_ids={device_ids!r}, but the module's parameters are on "
                          f"{', '.join(sorted(map(str, places)))}; move the module there first")
-    if output_device is not None and torch.device(output_device) != device:
+    if output_device is not None and output_device not in (device, device_ids[0]):
         raise ValueError(f"output_device={output_device!r} is another device than device_ids={device_ids!r}")
     return device
 

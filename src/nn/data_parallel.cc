@@ -120,7 +120,7 @@ void DataParallel::State::wrap(std::int64_t first_step) {
   o.strict = options.strict;
   o.uneven_accumulation = options.uneven_accumulation;
   o.check_finite = options.check_finite;
-  o.check_replicas = options.check_replicas;
+  o.check_replicas = options.check_replicas && options.init_sync;
   if (options.reduce_dtype) o.travels_as = scalar_type_of(*options.reduce_dtype);
   o.first_step = first_step;
   o.rethrow = options.rethrow;

@@ -169,17 +169,33 @@ def test_nothing_to_train(on_ranks):
         assert "requires" in result.message
 
 
-UNSUPPORTED = {
-    "delay_all_reduce_named_params": [], "param_to_hook_all_reduce": 1, "mixed_precision": object(), "device_mesh": object(),
-    "skip_all_reduce_unused_params": True, "bucket_cap_mb_list": [1], "batched_grad_copy": True, "device_ids": [0],
-    "output_device": 0, "dim": 1,
+WRONG = {
+    "dim": ({"dim": 1}, NotImplementedError, "dim=1"),
+    "delayed alone": ({"delay_all_reduce_named_params": []}, ValueError, "together or not at all"),
+    "trigger alone": ({"param_to_hook_all_reduce": 1}, ValueError, "together or not at all"),
+    "mixed_precision": ({"mixed_precision": 3}, TypeError, "mixed_precision is a int"),
+    "another device": ({"device_ids": [0]}, ValueError, "parameters are on cpu"),
+    "two devices": ({"device_ids": [0, 1]}, ValueError, "one device per rank"),
+    "output_device alone": ({"output_device": 0}, ValueError, "output_device without device_ids"),
+    "a cap": ({"bucket_cap_mb_list": [1, -1]}, ValueError, "bucket_cap_mb is -1"),
+    "a policy": ({"buffer_policy": "median"}, ValueError, "median"),
 }
 
 
-@pytest.mark.parametrize("keyword", UNSUPPORTED)
-def test_keywords_that_are_not_supported_yet(keyword):
-    with pytest.raises(NotImplementedError, match=keyword):
-        DistributedDataParallel(linear(), **{keyword: UNSUPPORTED[keyword]})
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_keywords(what):
+    keywords, error, said = WRONG[what]
+    with pytest.raises(error, match=said):
+        DistributedDataParallel(linear(), **keywords)
+
+
+@pytest.mark.parametrize("keywords", [
+    {"skip_all_reduce_unused_params": True}, {"batched_grad_copy": True}, {"bucket_cap_mb_list": [0, 1]},
+    {"device_ids": []}, {"device_ids": [torch.device("cpu")]}], ids=str)
+def test_keywords_that_are_taken(keywords):
+    layer = linear()
+    DistributedDataParallel(layer, **keywords)(torch.ones(1, 4)).sum().backward()
+    assert layer.weight.grad.tolist() == [[1.0] * 4]
 
 
 def test_every_keyword_of_torch_is_known():
