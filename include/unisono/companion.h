@@ -11,10 +11,13 @@ namespace unisono {
 /// gradient buckets leave whenever they are full, a layer's backward runs when autograd comes to it, and which of the
 /// two is first may differ from rank to rank.
 ///
-/// A world of one is its own companion. Groups over torch.distributed are split (Gloo, NCCL); shared memory meets
-/// through a file in the temporary directory, which is removed again. *Collective* at the first call. *Blocks* then, at
-/// most the group's own time-out. Timeout: the group's. *Throws* `invalid_argument` when the transport cannot be
-/// duplicated: make a second group and give it to `set_companion`.
+/// A world of one is its own companion. Shared memory meets through a file in the temporary directory, which is removed
+/// again. Over torch.distributed Python makes one by `new_group`; in C++ make a second group, give it to `set_companion`.
+/// Its timeout is the group's.
+///
+/// *Collective* at the first call. *Blocks* then, at most the group's timeout.
+///
+/// *Throws* `invalid_argument` when the transport cannot be duplicated.
 std::shared_ptr<ProcessGroup> companion(const std::shared_ptr<ProcessGroup>& group);
 
 /// Gives `group` a companion that the caller has made. Local; the same on all ranks, before the first

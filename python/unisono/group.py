@@ -11,6 +11,7 @@ from unisono import _C
 
 _default_group: _C.ProcessGroup | None = None
 _of_torch: WeakKeyDictionary = WeakKeyDictionary()  # one of ours per torch group: they issue its calls in one order
+_companions: WeakKeyDictionary = WeakKeyDictionary()  # the second groups, kept as long as the first
 
 
 def _seconds(value: float | timedelta) -> timedelta:
@@ -59,9 +60,25 @@ def resolve(group) -> _C.ProcessGroup:
 
 
 def set_companion(process_group, companion) -> None:
-    """Gives a group the second group of the same ranks that SyncBatchNorm runs on, for transports that cannot be
-    duplicated; both may be unisono's or torch.distributed's. Local, before the first forward."""
-    _C.set_companion(resolve(process_group), resolve(companion))
+    """Gives a group the second group of the same ranks that SyncBatchNorm runs on; both may be unisono's or
+    torch.distributed's. Local, before the first forward. Without it one is made."""
+    ours = resolve(process_group)
+    _C.set_companion(ours, resolve(companion))
+    _companions[ours] = companion
+
+
+def with_companion(process_group) -> _C.ProcessGroup:
+    """`resolve`, and a companion for groups whose own cannot be made below Python. Collective the first time."""
+    ours = resolve(process_group)
+    if ours.size() == 1 or ours.name == "shm" or ours in _companions:
+        return ours
+    theirs = dist.group.WORLD if process_group is None else process_group
+    if isinstance(theirs, dist.ProcessGroup):
+        second = dist.new_group(dist.get_process_group_ranks(theirs), timedelta(seconds=ours.timeout),
+                                dist.get_backend_config(theirs),
+                                use_local_synchronization=theirs is not dist.group.WORLD)
+        set_companion(ours, second)
+    return ours
 
 
 def viable_transports(size: int = 2) -> list[tuple[str, bool, str]]:

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from unisono import _C
-from unisono.group import resolve
+from unisono.group import with_companion
 
 
 class SyncBatchNorm(_BatchNorm):
@@ -36,7 +36,7 @@ class SyncBatchNorm(_BatchNorm):
                 momentum = 1.0 / self.num_batches_tracked.item()
         running = (self.running_mean, self.running_var) if updates or not self.training else (None, None)
         if self.training:
-            group = resolve(self.process_group)
+            group = with_companion(self.process_group)
             if group.size() > 1:
                 return _C.sync_batch_norm(input, self.weight, self.bias, *running, group, momentum, self.eps)
         self._check_input_dim(input)

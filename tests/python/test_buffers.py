@@ -42,6 +42,7 @@ def values(module):
 # --------------------------------------------------------------------------- construction and forward are two switches
 
 def switches(group, options):
+    torch.manual_seed(0)  # without init_sync the parameters must be alike from the start
     module, ddp = wrapped(group, **options)
     out = [module.level[0].item()]
     module.level.fill_(10.0 + group.rank())

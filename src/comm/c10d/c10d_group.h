@@ -22,8 +22,6 @@ class C10dGroup final : public ProcessGroup {
   Buffer allocate(std::size_t bytes) override;
   void abort(const Error& cause) override;
 
-  const Engine& engine() const { return issuer_.engine(); }
-
  private:
   Device::Kind served(const Buffer& buffer) const;
   Work submit(DataCall data, std::size_t count, const CallOptions& options, int divide_by_sum = -1);

@@ -8,40 +8,15 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <numeric>
 #include <string>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <utility>
-#include <vector>
-
-#include "comm/c10d/c10d_group.h"
 
 namespace unisono {
 namespace {
 
 std::string here(const ProcessGroup& group) {
   return "companion of group " + group.name() + ", rank " + std::to_string(group.rank()) + ": ";
-}
-
-std::shared_ptr<ProcessGroup> split(C10dGroup& group) {
-  const auto& whole = group.engine().group();
-  std::vector<int> ranks(static_cast<std::size_t>(group.size()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  // Rank 0's count of splits tells this one from others of the group; the counters of several ranks need not agree.
-  std::int64_t number = whole->incrementSplitCount();
-  CallOptions options;
-  options.tag.what = "companion";
-  group.broadcast({&number, 1, Dtype::i64}, 0, options).wait();
-  const std::string name = whole->getGroupName() + ":unisono_companion:" + std::to_string(number);
-  const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(group.timeout());
-  try {
-    return make_c10d_group(whole->splitGroup(ranks, timeout, std::nullopt, name, std::nullopt));
-  } catch (const c10::Error& e) {
-    throw Error(
-        ErrorCode::invalid_argument,
-        here(group) + "torch cannot split the group (" + e.what_without_backtrace() +
-            "). Make a second group of the same ranks (torch.distributed.new_group) and give it to set_companion.");
-  }
 }
 
 // Made and removed by rank 0.
@@ -102,10 +77,11 @@ std::shared_ptr<ProcessGroup> make_second(ProcessGroup& group) {
 }
 
 std::shared_ptr<ProcessGroup> duplicate(ProcessGroup& group) {
-  if (auto* c10d = dynamic_cast<C10dGroup*>(&group)) return split(*c10d);
   if (group.name() == "shm") return make_second(group);
   throw Error(ErrorCode::invalid_argument,
-              here(group) + "this transport cannot be duplicated; make a second group and give it to set_companion");
+              here(group) +
+                  "only shared memory can be duplicated here. Make a second group of the same ranks "
+                  "(torch.distributed.new_group) and give it to set_companion");
 }
 
 }  // namespace
