@@ -55,7 +55,8 @@ void ParameterAverager::average() {
       at::Tensor target = parameters_[i].tensor.detach();
       const std::int64_t n = real_view(target.contiguous()).numel();
       at::Tensor mean = packed.narrow(0, at, n);
-      target.copy_(target.is_complex() ? at::view_as_complex(mean.view({-1, 2})).view(target.sizes()) : mean.view(target.sizes()));
+      if (target.is_complex()) mean = at::view_as_complex(mean.clone().view({-1, 2}));
+      target.copy_(mean.view(target.sizes()));
       at += n;
     }
   }
