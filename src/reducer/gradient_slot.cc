@@ -58,8 +58,9 @@ bool GradientSlot::grad_is_view() const {
 }
 
 void GradientSlot::write_view(const at::Tensor& gradient) {
-  if (plain_ && !gradient.is_conj() && !gradient.is_neg() && gradient.is_contiguous() && gradient.is_cpu() && gradient.scalar_type() == view_.scalar_type() &&
-      gradient.numel() == view_.numel()) {
+  // A lazy conjugate or negative has other bits in memory than it stands for.
+  if (plain_ && gradient.is_contiguous() && gradient.is_cpu() && gradient.scalar_type() == view_.scalar_type() &&
+      gradient.numel() == view_.numel() && !gradient.is_conj() && !gradient.is_neg()) {
     if (const std::size_t bytes = view_.nbytes()) std::memcpy(view_.data_ptr(), gradient.const_data_ptr(), bytes);
     return;
   }

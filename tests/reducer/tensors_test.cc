@@ -57,6 +57,26 @@ TEST(Tensors, EveryDtypeShapeAndLayout) {
   }
 }
 
+// The gradient of a parameter used conjugated arrives as a lazy conjugate: its memory holds the numbers not conjugated.
+TEST(Tensors, LazyConjugates) {
+  for (bool views : {true, false}) {
+    on_ranks(2, [&](auto group) {
+      struct Conjugated : torch::nn::Module {
+        Tensor w;
+        Conjugated() { w = register_parameter("w", torch::ones({3}, torch::kComplexFloat)); }
+        Tensor forward(double scale) { return at::imag(w.conj() * c10::complex<float>(static_cast<float>(scale), 0)).sum(); }
+      };
+      auto model = std::make_shared<Conjugated>();
+      DistributedDataParallel ddp(model, group, {.gradient_as_bucket_view = views});
+      for (int step = 1; step <= 3; ++step) {
+        ddp(group->rank() + 1.0).backward();
+        const Tensor grad = model->w.grad().resolve_conj();
+        EXPECT_EQ(at::view_as_real(grad)[0][1].template item<float>(), -1.5f * step) << "views " << views;
+      }
+    });
+  }
+}
+
 // E8: four ranks with 1 and three times 2^-9 in bf16; only sums in f32 see the small ones.
 TEST(Tensors, HalvesAreSummedInFloat) {
   for (auto dtype : {torch::kBFloat16, torch::kFloat16}) {
