@@ -79,6 +79,7 @@ void Reducer::after_accumulate(std::size_t index) {
   GradientSlot& slot = slots_[index];
   if (slot.is_late()) {
     slot.end_late();
+    ready_.set(index);  // the next backward waits for it again
   } else {
     if (fresh_.test(index) && (options_.as_view || phase_ == Phase::reducing)) slot.taken();
     if (phase_ == Phase::reducing) mark_ready(index);

@@ -134,6 +134,24 @@ TEST(Graphs, UsedAgainAfterItsBucketHasLeft) {
   });
 }
 
+// A guess that was wrong once is not wrong for ever: the backward after waits for the parameter again.
+TEST(Graphs, LateOnceThenExpectedAgain) {
+  on_ranks(2, [&](auto group) {
+    auto model = std::make_shared<Parameters>(4);
+    DistributedDataParallel ddp(model, group, {.bucket_cap_mb = 0});
+    const auto messages_of = [&](const std::vector<int>& order) {
+      model->zero_grad();
+      ddp(order, group->rank() + 1.0).backward();
+      EXPECT_TRUE(order.size() < 4 || same_bits(model->p[3].grad(), torch::full({3}, 6.0f)));
+      return ddp.last_step().messages;
+    };
+    messages_of({4, 3, 2, 1});
+    for (int step = 0; step < 4; ++step) EXPECT_EQ(messages_of({3, 2, 1}), 4);
+    EXPECT_EQ(messages_of({3, 2, 4, 1}), 5) << "its bucket has left: a message more";
+    for (int step = 0; step < 3; ++step) EXPECT_EQ(messages_of({3, 2, 4, 1}), 4) << step;
+  });
+}
+
 // The walk knows before backward what will be silent: nothing waits for it, from the first step on.
 TEST(Graphs, FindUnusedParametersWalksTheGraph) {
   on_ranks(2, [&](auto group) {
