@@ -27,7 +27,7 @@ at::Tensor average(const std::vector<at::Tensor>& per_rank, std::optional<double
   if (divisor && *divisor == 0) return result;
   std::vector<testing::Bytes> inputs;
   for (const at::Tensor& tensor : per_rank) {
-    const at::Tensor flat = tensor.detach().contiguous();
+    const at::Tensor flat = tensor.detach().resolve_conj().resolve_neg().contiguous();
     const auto* data = static_cast<const unsigned char*>(flat.const_data_ptr());
     inputs.emplace_back(data, data + flat.nbytes());
   }

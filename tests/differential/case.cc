@@ -45,11 +45,13 @@ Case draw_case(std::uint64_t seed) {
   c.options.find_unused_parameters = draw.percent(30);
   c.options.static_graph = draw.percent(25);
   c.options.strict = draw.percent(12);
+  c.options.uneven_accumulation = draw.percent(40);
+  c.options.check_replicas = draw.percent(75);
   c.weighted = draw.percent(40);
   c.momentum = draw.percent(50);
   c.zero_to_none = draw.percent(60);
   c.model = draw_model(draw);
-  c.program = draw_program(draw, c.model, {c.world, c.weighted, c.momentum, c.zero_to_none});
+  c.program = draw_program(draw, c.model, {c.world, c.weighted, c.momentum, c.zero_to_none, c.options.uneven_accumulation});
   foresee(c.program, c.model);
   return c;
 }
@@ -71,6 +73,8 @@ std::vector<std::pair<std::string, std::string>> factors_of(const Case& c) {
       {"find_unused_parameters", text_of(o.find_unused_parameters)},
       {"static_graph", text_of(o.static_graph)},
       {"strict", text_of(o.strict)},
+      {"uneven_accumulation", text_of(o.uneven_accumulation)},
+      {"check_replicas", text_of(o.check_replicas)},
       {"weights", text_of(c.weighted)},
       {"momentum", text_of(c.momentum)},
       {"set_to_none", text_of(c.zero_to_none)},

@@ -9,6 +9,7 @@ class Drawing {
     RandomModel probe(model, 0);
     for (const auto& p : probe.parameters()) trainable_.push_back(p.requires_grad());
     frozen_.assign(trainable_.size(), false);
+    freezes_ = draw.percent(35);
     last_weight_ = static_cast<int>(trainable_.size()) - (model.nodes.back().flag ? 2 : 1);
   }
 
@@ -18,7 +19,7 @@ class Drawing {
     weighted_ = limits_.weighted && draw_.percent(70);
     const bool by_hand = draw_.percent(12);
     everybody_ = weighted_ && by_hand;  // a rank that gave no weight would call another operation
-    if (draw_.percent(15)) freeze_or_unfreeze();
+    if (freezes_ && draw_.percent(40)) freeze_or_unfreeze();
     if (draw_.percent(35)) edit();
     for (int n = draw_.percent(45) ? 1 + draw_.below(3) : 0; n > 0; --n) {
       backward(false);
@@ -38,6 +39,8 @@ class Drawing {
  private:
   Edit zero() const { return limits_.zero_to_none ? Edit::zero_to_none : Edit::zero_in_place; }
   int some_parameter() { return draw_.below(static_cast<int>(trainable_.size())); }
+
+  bool everybody() const { return everybody_ || freezes_ || (!weighted_ && !limits_.uneven_accumulation); }
 
   void freeze_or_unfreeze() {
     const int p = some_parameter();
@@ -69,7 +72,7 @@ class Drawing {
     const auto mask = static_cast<std::uint32_t>(draw_.next());
     for (int r = 0; r < limits_.world; ++r) {
       micro.calls.push_back({.data = draw_.next(), .mask = alike ? mask : static_cast<std::uint32_t>(draw_.next())});
-      micro.takes_part.push_back(sync || everybody_ || draw_.percent(80));
+      micro.takes_part.push_back(sync || everybody() || draw_.percent(80));
       if (!weighted_) continue;
       micro.weights.push_back(draw_.percent(15) ? 0 : draw_.percent(20) ? 0.5 + draw_.below(3) : 1 + draw_.below(9));
       micro.calls.back().nan = micro.weights.back() == 0 && draw_.percent(40);
@@ -77,14 +80,15 @@ class Drawing {
     micro.side = draw_.percent(12);
     micro.backwards = draw_.percent(8) ? 2 : 1;
     micro.grad_first = !model_.reentrant() && draw_.percent(8);
-    micro.inner = draw_.percent(8);
+    // A forward of the wrapper on all ranks is where a frozen parameter is noticed.
+    micro.inner = !freezes_ && draw_.percent(8);
     return micro;
   }
 
   void make_throw(Micro& micro) {
     micro.throws_in_forward = draw_.percent(25);
     // Under no_sync with weights a backward that throws leaves its weight in the window; see excluded.h.
-    if (!micro.sync && weighted_) micro.throws_in_forward = true;
+    if (!micro.sync && (weighted_ || !limits_.uneven_accumulation)) micro.throws_in_forward = true;
     const int node = draw_.below(static_cast<int>(model_.nodes.size()));
     while (micro.throws == 0) micro.throws = static_cast<std::uint32_t>(draw_.below(1 << limits_.world));
     micro.side = micro.grad_first = false;
@@ -104,6 +108,7 @@ class Drawing {
   int last_weight_;  // like the first it is never frozen, so that every backward reaches a parameter
   bool weighted_ = false;
   bool everybody_ = false;
+  bool freezes_ = false;
   std::vector<Action>* into_ = nullptr;
 };
 

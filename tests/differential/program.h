@@ -49,6 +49,7 @@ struct ProgramLimits {
   bool weighted = false;
   bool momentum = false;
   bool zero_to_none = true;
+  bool uneven_accumulation = false;
 };
 
 Program draw_program(Draw& draw, const ModelSpec& model, const ProgramLimits& limits);

@@ -44,12 +44,22 @@ void Reference::perform(const Action& action) {
       synchronise();
       break;
     case Action::Kind::backward:
+      follow_module();
       open_window();
       if (action.micros.front().throws != 0) {
         throwing(action.micros.front());
       } else {
         together(action.micros);
       }
+  }
+}
+
+// The wrapper's forward takes over what has been frozen or unfrozen, and learns from the start.
+void Reference::follow_module() {
+  for (std::size_t p = 0; p < hooked_.size(); ++p) {
+    if (hooked_[p] == replicas_[0].parameters[p].requires_grad()) continue;
+    hooked_[p] = !hooked_[p];
+    for (Replica& r : replicas_) r.silent_for.assign(r.size(), 0);
   }
 }
 

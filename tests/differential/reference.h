@@ -37,7 +37,7 @@ class Reference {
     double factor;
   };
 
-  void backward(const Action& action);
+  void follow_module();
   void together(const std::vector<Micro>& micros);
   void throwing(const Micro& micro);
   void lose_step(const Micro& micro);
@@ -53,7 +53,7 @@ class Reference {
   const Case& case_;
   std::vector<Replica> replicas_;
   std::vector<std::vector<Expected>> expected_;
-  std::vector<bool> hooked_;  // required grad when it was wrapped
+  std::vector<bool> hooked_;  // required grad when the wrapper last looked
   std::int64_t step_ = 0;
   bool synchronised_ = false;
   bool walk_may_miss_ = false;  // find_unused_parameters saw another graph than the backward's

@@ -14,8 +14,8 @@ std::string text_of(const Tensor& tensor) {
   if (!tensor.defined()) return "undefined";
   std::ostringstream out;
   out.precision(9);
-  const Tensor real = tensor.is_complex() ? at::view_as_real(tensor) : tensor;
-  const Tensor flat = real.detach().flatten().to(at::kDouble);
+  const Tensor plain = copy_of(tensor);
+  const Tensor flat = (plain.is_complex() ? at::view_as_real(plain) : plain).flatten().to(at::kDouble);
   for (std::int64_t i = 0; i < std::min<std::int64_t>(flat.numel(), 30); ++i) out << flat[i].item<double>() << " ";
   return out.str() + at::toString(tensor.scalar_type());
 }
@@ -66,7 +66,7 @@ class Comparison {
       for (std::size_t p = 0; p < replica.size(); ++p) {
         const Tensor& expected = replica.parameters[p].grad();
         const std::string name = "rank " + std::to_string(r) + ", " + replica.model->named_parameters()[p].key();
-        if (!close(ours.gradients[p], expected, reference_.bound(p))) return described(name + ".grad", ours.gradients[p], expected);
+        if (!close(ours.gradients[p], expected, reference_.bound(p))) return described(name + ".grad", ours.gradients[p], expected) + " within " + std::to_string(reference_.bound(p));
         const Tensor& first = ranks_[0].after[action].gradients[p];
         if (reference_.synchronised() && !same_bits(ours.gradients[p], first)) {
           return described(name + ".grad differs from rank 0's", ours.gradients[p], first);
