@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,26 @@ def test_program(name):
     assert result.returncode == 0, f"exit code {result.returncode}\n{result.stdout[-8000:]}"
     assert passed, f"no test ran:\n{result.stdout[-2000:]}"
     assert int(passed[1]) > 0
+
+
+def test_differential():
+    """The kept seeds and 300 random programs, ours against a single process; docs/differential.md has the long run."""
+    program = BUILD / "tests" / "differential_tests"
+    if not program.exists():
+        if os.environ.get("UNISONO_REQUIRE_CPP"):
+            pytest.fail(f"{program} was not built")
+        pytest.skip(f"{program} was not built")
+    result = subprocess.run([program, "--cases", "300"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                            errors="replace", timeout=300, stdin=subprocess.DEVNULL)
+    summary = re.search(r"(\d+) cases, (\d+) differences", result.stdout)
+    print(summary[0] if summary else "no summary")
+    assert result.returncode == 0, f"exit code {result.returncode}\n{result.stdout[-8000:]}"
+    assert int(summary[1]) >= 300
+    assert "pairs of options seen, 0 not" in result.stdout, result.stdout[-4000:]
+
+
+def test_mutants_still_fit():
+    """Every patch of tools/mutants.py applies to the source as it is; running them takes half an hour and a build."""
+    result = subprocess.run([sys.executable, REPOSITORY / "tools" / "mutants.py", "--check"], capture_output=True, text=True,
+                            timeout=60)
+    assert result.returncode == 0, result.stdout + result.stderr
