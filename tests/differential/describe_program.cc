@@ -25,6 +25,7 @@ std::string describe(const Micro& m) {
   if (m.side) text += " of the side loss";
   if (m.backwards > 1) text += " twice";
   if (m.grad_first) text += " after autograd::grad";
+  if (m.weighs_early && !m.weights.empty()) text += " weighed at once";
   if (m.inner) text += " of the inner module";
   if (m.throws != 0) {
     text += ", throwing in " + std::string(m.throws_in_forward ? "forward" : "backward") + " on " + ranks_in(m.throws);

@@ -117,7 +117,7 @@ class Driver {
       watchdog_.feed();
       if (Clock::now() > until) return false;
       Case fresh = candidate;
-      foresee(fresh.program, fresh.model);
+      foresee(fresh.program, fresh.model, fresh.options.uneven_accumulation);
       return difference_of(fresh, pool_).has_value();
     });
     const auto difference = difference_of(smaller, pool_);

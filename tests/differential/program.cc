@@ -23,8 +23,8 @@ class Drawing {
     if (draw_.percent(35)) edit();
     for (int n = draw_.percent(45) ? 1 + draw_.below(3) : 0; n > 0; --n) {
       backward(false);
-      // In a weighted window what gradients held before is set aside: edits come before it or after.
-      if (!weighted_ && draw_.percent(25)) edit();
+      // In a weighted window what gradients held before is set aside: but for clearing all of them, edits are refused.
+      if (draw_.percent(25)) weighted_ ? clear_all() : edit();
     }
     if (by_hand) {
       into_->push_back({.kind = Action::Kind::sync_grads});
@@ -48,6 +48,10 @@ class Drawing {
     if (!trainable_[index] || p == 0 || p == last_weight_) return;
     frozen_[index] = !frozen_[index];
     into_->push_back({.kind = frozen_[index] ? Action::Kind::freeze : Action::Kind::unfreeze, .parameter = p});
+  }
+
+  void clear_all() {
+    if (draw_.percent(40)) into_->push_back({.kind = Action::Kind::edit, .edit = Edit::zero_to_none});
   }
 
   void edit() {
@@ -79,6 +83,7 @@ class Drawing {
     }
     micro.side = draw_.percent(12);
     micro.backwards = draw_.percent(8) ? 2 : 1;
+    micro.weighs_early = draw_.percent(50);
     micro.grad_first = !model_.reentrant() && draw_.percent(8);
     // A forward of the wrapper on all ranks is where a frozen parameter is noticed.
     micro.inner = !freezes_ && draw_.percent(8);
@@ -87,8 +92,6 @@ class Drawing {
 
   void make_throw(Micro& micro) {
     micro.throws_in_forward = draw_.percent(25);
-    // Under no_sync with weights a backward that throws leaves its weight in the window; see excluded.h.
-    if (!micro.sync && (weighted_ || !limits_.uneven_accumulation)) micro.throws_in_forward = true;
     const int node = draw_.below(static_cast<int>(model_.nodes.size()));
     while (micro.throws == 0) micro.throws = static_cast<std::uint32_t>(draw_.below(1 << limits_.world));
     micro.side = micro.grad_first = false;
@@ -121,7 +124,7 @@ Program draw_program(Draw& draw, const ModelSpec& model, const ProgramLimits& li
   return program;
 }
 
-void foresee(Program& program, const ModelSpec& model) {
+void foresee(Program& program, const ModelSpec& model, bool uneven_accumulation) {
   std::vector<bool> frozen(RandomModel(model, 0).parameters().size(), false);
   for (Round& round : program) {
     for (Action& action : round.actions) {
@@ -134,7 +137,7 @@ void foresee(Program& program, const ModelSpec& model) {
           if (micro.throws_in_forward || !(micro.throws >> r & 1)) continue;
           if (reaches_a_parameter(model, micro.calls[r], micro.side, frozen)) {
             micro.throws_armed |= 1u << r;
-          } else if (!micro.weights.empty()) {  // see excluded.h
+          } else if (!micro.sync && micro.weights.empty() && !uneven_accumulation) {  // see excluded.h
             micro.throws &= ~(1u << r);
             micro.calls[r].throw_in_backward = -1;
           }

@@ -20,6 +20,7 @@ struct Micro {
   int backwards = 1;        // 2: the first one retains the graph
   bool grad_first = false;  // autograd::grad of the same loss goes before
   bool inner = false;       // calls the module, not the wrapper
+  bool weighs_early = false;  // weight(loss, n) once, right after forward; else before each backward
   std::uint32_t throws = 0;            // ranks whose backward (or forward) throws
   bool throws_in_forward = false;
   std::uint32_t throws_armed = 0;      // those of them whose backward reaches a parameter first; set by `foresee`
@@ -54,7 +55,7 @@ struct ProgramLimits {
 
 Program draw_program(Draw& draw, const ModelSpec& model, const ProgramLimits& limits);
 /// Works out which throwing ranks reach a parameter before they throw. Needs a look at the autograd graph: runs the models.
-void foresee(Program& program, const ModelSpec& model);
+void foresee(Program& program, const ModelSpec& model, bool uneven_accumulation);
 std::string describe(const Program& program);
 std::string describe(const Action& action);
 

@@ -58,7 +58,8 @@ class RankRun {
     std::optional<NoSync> skip;
     if (!micro.sync && micro.calls[0].data % 2 == 0) skip.emplace(ddp_.core());
     const auto losses = micro.inner ? model_->forward(call) : ddp_(call);
-    const Tensor loss = losses[micro.side ? 1 : 0];
+    Tensor loss = losses[micro.side ? 1 : 0];
+    if (micro.weighs_early) loss = weighted(micro, loss);
     if (micro.grad_first) {
       std::vector<Tensor> wanted;
       for (const Tensor& p : parameters_) {
@@ -69,13 +70,17 @@ class RankRun {
     return loss;
   }
 
+  Tensor weighted(const Micro& micro, const Tensor& loss) {
+    return micro.weights.empty() ? loss : ddp_.weight(loss, micro.weights[rank_]);
+  }
+
   void backward(const Micro& micro, const Tensor& loss) {
     std::optional<NoSync> skip;
     if (!micro.sync) skip.emplace(ddp_.core());
     for (int b = 0; b < micro.backwards; ++b) {
       attempt([&] {
-        const Tensor weighted = micro.weights.empty() ? loss : ddp_.weight(loss, micro.weights[rank_]);
-        weighted.backward({}, /*retain_graph=*/b + 1 < micro.backwards);
+        const Tensor used = micro.weighs_early ? loss : weighted(micro, loss);
+        used.backward({}, /*retain_graph=*/b + 1 < micro.backwards);
       });
     }
   }
@@ -105,7 +110,8 @@ class RankRun {
     const bool told = micro.sync && micro.throws_armed != 0;  // all ranks lose this step
     if (throws) once(micro, failing);
     if ((told && !armed) || (!micro.sync && !throws)) once(micro, good);
-    if (told || !micro.sync) model_->zero_grad();
+    // A lost step has dropped all gradients: zero_grad in place has nothing to do.
+    if (told || !micro.sync) model_->zero_grad(/*set_to_none=*/!micro.sync || case_.zero_to_none);
     once(micro, good);
   }
 

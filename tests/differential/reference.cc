@@ -32,6 +32,7 @@ void Reference::perform(const Action& action) {
       break;
     case Action::Kind::edit:
       if (open_) union_defined_ = false;
+      if (action.edit == Edit::zero_to_none) close_window();  // it begins anew
       for (Replica& r : replicas_) apply_edit(action, r.parameters);
       break;
     case Action::Kind::step:
@@ -41,7 +42,7 @@ void Reference::perform(const Action& action) {
       open_window();
       for (Replica& r : replicas_) r.fires.assign(r.size(), 0);
       for (auto& attempts : expected_) attempts.emplace_back();
-      synchronise();
+      synchronise(/*by_hand=*/true);
       break;
     case Action::Kind::backward:
       follow_module();
@@ -88,7 +89,7 @@ void Reference::accumulate(const Micro& micro, const std::vector<Tensor>& losses
       r.backward(micro, losses[r.rank], b + 1 < micro.backwards);
       contributions_.push_back({r.rank, micro, micro.weights.empty() ? 1 : micro.weights[r.rank]});
     }
-    if (micro.sync) synchronise();
+    if (micro.sync) synchronise(/*by_hand=*/false);
   }
 }
 
@@ -106,8 +107,8 @@ void Reference::throwing(const Micro& micro) {
       }
     }
     if (micro.throws_armed != 0 || !micro.sync) {
-      union_defined_ = false;
       for (Replica& r : replicas_) r.model->zero_grad();
+      close_window();
     }
   }
   together({good});
@@ -124,11 +125,9 @@ void Reference::lose_step(const Micro& micro) {
     expected_[r.rank].push_back({{"rank " + ranks + " threw in its backward of step " + std::to_string(step_) + ";"}});
   }
   ++step_;
-  close_window();
-  open_window();
 }
 
-void Reference::synchronise() {
+void Reference::synchronise(bool by_hand) {
   const std::size_t count = replicas_[0].size();
   std::vector<bool> silent(count, false);
   double total = 0;  // exact in any order: halves of small integers
@@ -145,7 +144,7 @@ void Reference::synchronise() {
   }
   if (union_defined_) compare_with_union(total);
   for (Replica& r : replicas_) {
-    for (std::size_t p = 0; p < count; ++p) r.silent_for[p] = r.fires[p] > 0 ? 0 : r.silent_for[p] + 1;
+    for (std::size_t p = 0; p < count && !by_hand; ++p) r.silent_for[p] = r.fires[p] > 0 ? 0 : r.silent_for[p] + 1;
   }
   if (case_.options.strict) expect_strict(silent);
   ++step_;

@@ -42,7 +42,7 @@ class Reference {
   void throwing(const Micro& micro);
   void lose_step(const Micro& micro);
   void accumulate(const Micro& micro, const std::vector<at::Tensor>& losses);
-  void synchronise();
+  void synchronise(bool by_hand);
   void settle(std::size_t parameter, double total_weight);
   void mark_late(std::size_t parameter);
   void close_window();
