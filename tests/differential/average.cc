@@ -12,11 +12,16 @@ namespace {
 Dtype wire_of(at::ScalarType type) {
   switch (type) {
     case at::kFloat:
-    case at::kComplexFloat: return Dtype::f32;
-    case at::kDouble: return Dtype::f64;
-    case at::kHalf: return Dtype::f16;
-    case at::kBFloat16: return Dtype::bf16;
-    default: throw std::logic_error("no reference for this dtype");
+    case at::kComplexFloat:
+      return Dtype::f32;
+    case at::kDouble:
+      return Dtype::f64;
+    case at::kHalf:
+      return Dtype::f16;
+    case at::kBFloat16:
+      return Dtype::bf16;
+    default:
+      throw std::logic_error("no reference for this dtype");
   }
 }
 
@@ -39,10 +44,14 @@ at::Tensor average(const std::vector<at::Tensor>& per_rank, std::optional<double
 
 double epsilon_of(at::ScalarType type) {
   switch (type) {
-    case at::kDouble: return std::numeric_limits<double>::epsilon();
-    case at::kHalf: return 0x1p-10;
-    case at::kBFloat16: return 0x1p-7;
-    default: return std::numeric_limits<float>::epsilon();
+    case at::kDouble:
+      return std::numeric_limits<double>::epsilon();
+    case at::kHalf:
+      return 0x1p-10;
+    case at::kBFloat16:
+      return 0x1p-7;
+    default:
+      return std::numeric_limits<float>::epsilon();
   }
 }
 

@@ -51,7 +51,8 @@ Case draw_case(std::uint64_t seed) {
   c.momentum = draw.percent(50);
   c.zero_to_none = draw.percent(60);
   c.model = draw_model(draw);
-  c.program = draw_program(draw, c.model, {c.world, c.weighted, c.momentum, c.zero_to_none, c.options.uneven_accumulation});
+  c.program =
+      draw_program(draw, c.model, {c.world, c.weighted, c.momentum, c.zero_to_none, c.options.uneven_accumulation});
   foresee(c.program, c.model, c.options.uneven_accumulation);
   return c;
 }

@@ -1,12 +1,12 @@
 #pragma once
 
+#include <unisono/options.h>
+
 #include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <unisono/options.h>
 
 #include "differential/program.h"
 

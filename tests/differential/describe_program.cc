@@ -52,7 +52,7 @@ std::string describe(const Micro& m) {
 }  // namespace
 
 const char* name_of(Edit edit) {
-  constexpr std::array kNames = {"none",           "zero_grad to none", "zero_grad in place",   "clear",
+  constexpr std::array kNames = {"none",           "zero_grad to none",      "zero_grad in place", "clear",
                                  "replace by new", "give another layout to", "scale in place"};
   return kNames[static_cast<std::size_t>(edit)];
 }
@@ -60,14 +60,19 @@ const char* name_of(Edit edit) {
 std::string describe(const Action& action) {
   const std::string parameter = " parameter " + std::to_string(action.parameter);
   switch (action.kind) {
-    case Action::Kind::freeze: return "freeze" + parameter;
-    case Action::Kind::unfreeze: return "unfreeze" + parameter;
-    case Action::Kind::sync_grads: return "sync_grads";
-    case Action::Kind::step: return "optimizer step";
+    case Action::Kind::freeze:
+      return "freeze" + parameter;
+    case Action::Kind::unfreeze:
+      return "unfreeze" + parameter;
+    case Action::Kind::sync_grads:
+      return "sync_grads";
+    case Action::Kind::step:
+      return "optimizer step";
     case Action::Kind::edit:
       if (action.edit == Edit::zero_to_none || action.edit == Edit::zero_in_place) return name_of(action.edit);
       return name_of(action.edit) + std::string(" the gradient of") + parameter;
-    case Action::Kind::backward: break;
+    case Action::Kind::backward:
+      break;
   }
   std::string text = action.micros.size() > 1 ? "both forwards, then: " : "";
   for (const Micro& m : action.micros) text += (&m == &action.micros.front() ? "" : "\n      ... and ") + describe(m);
@@ -79,7 +84,8 @@ std::string describe(const Program& program) {
   int index = 0;
   for (const Round& round : program) {
     text += "  round\n";
-    for (const Action& action : round.actions) text += "    " + std::to_string(index++) + ": " + describe(action) + "\n";
+    for (const Action& action : round.actions)
+      text += "    " + std::to_string(index++) + ": " + describe(action) + "\n";
   }
   return text;
 }

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <vector>
-
 #include <torch/torch.h>
+
+#include <vector>
 
 #include "differential/program.h"
 
@@ -33,7 +33,8 @@ inline void apply_edit(const Action& action, std::vector<at::Tensor>& parameters
     grad = fresh;
   }
   if (action.edit == Edit::relayout) {
-    grad = grad.dim() == 2 ? grad.t().clone(at::MemoryFormat::Contiguous).t() : grad.clone(at::MemoryFormat::Contiguous);
+    grad =
+        grad.dim() == 2 ? grad.t().clone(at::MemoryFormat::Contiguous).t() : grad.clone(at::MemoryFormat::Contiguous);
   }
 }
 

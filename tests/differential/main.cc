@@ -2,12 +2,12 @@
 //   differential_tests                        the kept seeds and 300 cases
 //   differential_tests --cases N --from SEED  N cases from SEED on; --seconds T: until T seconds have passed
 //   differential_tests --seed S               one case, described
+#include <ATen/Parallel.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
-
-#include <ATen/Parallel.h>
 
 #include "differential/coverage.h"
 #include "differential/excluded.h"
@@ -35,10 +35,11 @@ struct Arguments {
 };
 
 [[noreturn]] void usage(const char* text) {
-  std::fprintf(stderr,
-               "%s\nusage: differential_tests [--cases N] [--from SEED] [--seconds T] [--seed S] [--world N] [--timeout T]\n"
-               "                          [--stop-after DIFFERENCES] [--coverage] [--no-shrink]\n",
-               text);
+  std::fprintf(
+      stderr,
+      "%s\nusage: differential_tests [--cases N] [--from SEED] [--seconds T] [--seed S] [--world N] [--timeout T]\n"
+      "                          [--stop-after DIFFERENCES] [--coverage] [--no-shrink]\n",
+      text);
   std::exit(64);
 }
 
@@ -58,14 +59,22 @@ Arguments parse(int argc, char** argv) {
     char* end = nullptr;
     const double value = std::strtod(argv[i], &end);
     if (end == argv[i] || *end != 0 || value < 0) usage((name + " needs a number, not " + argv[i]).c_str());
-    if (name == "--cases") a.cases = static_cast<std::uint64_t>(value);
-    else if (name == "--from") a.from = static_cast<std::uint64_t>(value);
-    else if (name == "--seconds") a.seconds = value;
-    else if (name == "--timeout") a.timeout_s = value;
-    else if (name == "--seed") a.seed = std::strtoull(argv[i], nullptr, 10);
-    else if (name == "--world") a.world = static_cast<int>(value);
-    else if (name == "--stop-after") a.stop_after = static_cast<int>(value);
-    else usage(("no argument " + name).c_str());
+    if (name == "--cases")
+      a.cases = static_cast<std::uint64_t>(value);
+    else if (name == "--from")
+      a.from = static_cast<std::uint64_t>(value);
+    else if (name == "--seconds")
+      a.seconds = value;
+    else if (name == "--timeout")
+      a.timeout_s = value;
+    else if (name == "--seed")
+      a.seed = std::strtoull(argv[i], nullptr, 10);
+    else if (name == "--world")
+      a.world = static_cast<int>(value);
+    else if (name == "--stop-after")
+      a.stop_after = static_cast<int>(value);
+    else
+      usage(("no argument " + name).c_str());
   }
   return a;
 }
@@ -121,7 +130,8 @@ class Driver {
       return difference_of(fresh, pool_).has_value();
     });
     const auto difference = difference_of(smaller, pool_);
-    std::printf("the same in less:\n%s%s\n", describe(smaller).c_str(), difference.value_or("(not every time)").c_str());
+    std::printf("the same in less:\n%s%s\n", describe(smaller).c_str(),
+                difference.value_or("(not every time)").c_str());
     std::fflush(stdout);
   }
 
@@ -148,7 +158,8 @@ int run(const Arguments& arguments) {
   }
   bool more = true;
   for (std::uint64_t seed : kKeptSeeds) more = more && driver.run(seed);
-  for (std::uint64_t i = 0; more && i < arguments.cases && !driver.out_of_time(); ++i) more = driver.run(arguments.from + i);
+  for (std::uint64_t i = 0; more && i < arguments.cases && !driver.out_of_time(); ++i)
+    more = driver.run(arguments.from + i);
   return driver.finish();
 }
 

@@ -58,7 +58,8 @@ void fill(Tensor& tensor, Draw& draw, double scale) {
   real.copy_(flat.view(real.sizes()));
 }
 
-RandomModel::RandomModel(const ModelSpec& spec, std::uint64_t seed) : spec_(spec), values_(seed), own_(spec.nodes.size()) {
+RandomModel::RandomModel(const ModelSpec& spec, std::uint64_t seed)
+    : spec_(spec), values_(seed), own_(spec.nodes.size()) {
   const int w = spec.width;
   const auto factor = [&](std::size_t i, at::ScalarType type) { add(i, "factor", at::empty({w}, type)); };
   for (std::size_t i = 0; i < spec_.nodes.size(); ++i) {
@@ -72,19 +73,42 @@ RandomModel::RandomModel(const ModelSpec& spec, std::uint64_t seed) : spec_(spec
         add(i, "right", at::empty({w, w}));
         break;
       case Layer::checkpoint:
-      case Layer::unused: add(i, "weight", at::empty({w, w})); break;
-      case Layer::transposed: add(i, "weight", at::empty({w, w}).t()); break;
-      case Layer::channels_last: add(i, "kernel", at::empty({2, 3, 2, 2}).contiguous(at::MemoryFormat::ChannelsLast)); break;
-      case Layer::scalar: add(i, "scale", at::empty({})); break;
-      case Layer::empty: add(i, "nothing", at::empty({0, 4})); break;
-      case Layer::f64: factor(i, at::kDouble); break;
-      case Layer::bf16: factor(i, at::kBFloat16); break;
-      case Layer::f16: factor(i, at::kHalf); break;
-      case Layer::complex: factor(i, at::kComplexFloat); break;
-      case Layer::undefined: factor(i, at::kFloat); break;
-      case Layer::frozen: add(i, "factor", at::empty({w}), false); break;
+      case Layer::unused:
+        add(i, "weight", at::empty({w, w}));
+        break;
+      case Layer::transposed:
+        add(i, "weight", at::empty({w, w}).t());
+        break;
+      case Layer::channels_last:
+        add(i, "kernel", at::empty({2, 3, 2, 2}).contiguous(at::MemoryFormat::ChannelsLast));
+        break;
+      case Layer::scalar:
+        add(i, "scale", at::empty({}));
+        break;
+      case Layer::empty:
+        add(i, "nothing", at::empty({0, 4}));
+        break;
+      case Layer::f64:
+        factor(i, at::kDouble);
+        break;
+      case Layer::bf16:
+        factor(i, at::kBFloat16);
+        break;
+      case Layer::f16:
+        factor(i, at::kHalf);
+        break;
+      case Layer::complex:
+        factor(i, at::kComplexFloat);
+        break;
+      case Layer::undefined:
+        factor(i, at::kFloat);
+        break;
+      case Layer::frozen:
+        add(i, "factor", at::empty({w}), false);
+        break;
       case Layer::shared:
-      case Layer::recheckpoint: break;
+      case Layer::recheckpoint:
+        break;
     }
   }
 }
@@ -107,13 +131,16 @@ Tensor RandomModel::apply(std::size_t node, const Tensor& hidden, const Call& ca
   switch (n.layer) {
     case Layer::linear:
     case Layer::shared:
-    case Layer::transposed: return run(node, hidden);
+    case Layer::transposed:
+      return run(node, hidden);
     case Layer::checkpoint:
     case Layer::recheckpoint:
       if (call.plain) return run(node, hidden);
       return Reentrant::apply(hidden, reinterpret_cast<std::int64_t>(this), static_cast<std::int64_t>(node));
-    case Layer::branch: return at::tanh(at::linear(hidden, own[call.mask >> n.gate & 1]));
-    case Layer::empty: return hidden + own[0].sum();
+    case Layer::branch:
+      return at::tanh(at::linear(hidden, own[call.mask >> n.gate & 1]));
+    case Layer::empty:
+      return hidden + own[0].sum();
     case Layer::complex: {
       // The gradient arrives as a lazy conjugate when the parameter is the one conjugated.
       const Tensor product = n.flag ? hidden * own[0].conj() : hidden * own[0];
@@ -121,13 +148,16 @@ Tensor RandomModel::apply(std::size_t node, const Tensor& hidden, const Call& ca
     }
     case Layer::channels_last:
       return hidden * (own[0] * at::arange(24, at::kFloat).view({2, 3, 2, 2})).mean();
-    case Layer::undefined: return Undefined::apply(hidden, own[0], reinterpret_cast<std::int64_t>(this));
-    case Layer::unused: return hidden;
+    case Layer::undefined:
+      return Undefined::apply(hidden, own[0], reinterpret_cast<std::int64_t>(this));
+    case Layer::unused:
+      return hidden;
     case Layer::scalar:
     case Layer::f64:
     case Layer::bf16:
     case Layer::f16:
-    case Layer::frozen: return (hidden.to(own[0].scalar_type()) * own[0]).to(at::kFloat);
+    case Layer::frozen:
+      return (hidden.to(own[0].scalar_type()) * own[0]).to(at::kFloat);
   }
   throw std::logic_error("a layer without a forward");
 }

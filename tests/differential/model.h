@@ -1,10 +1,10 @@
 #pragma once
 
+#include <torch/torch.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
-
-#include <torch/torch.h>
 
 #include "differential/draw.h"
 
@@ -12,12 +12,12 @@ namespace unisono::differential {
 
 /// What one node of a model does to the hidden state, a matrix of floats [2, width].
 enum class Layer {
-  linear,         // weight and, by `flag`, a bias
-  shared,         // the weight of an earlier linear node once more
-  branch,         // one of two weights, by a bit of the forward's mask
-  scalar,         // a parameter without dimensions
-  empty,          // a parameter without elements
-  f64,            // a factor of that type, and so on
+  linear,  // weight and, by `flag`, a bias
+  shared,  // the weight of an earlier linear node once more
+  branch,  // one of two weights, by a bit of the forward's mask
+  scalar,  // a parameter without dimensions
+  empty,   // a parameter without elements
+  f64,     // a factor of that type, and so on
   bf16,
   f16,
   complex,
@@ -38,8 +38,8 @@ struct Node {
   bool flag = false;  // linear: with a bias; complex: conjugated
 };
 
-/// A chain with shared weights, skipped nodes and a side exit. The first and the last node are linear and never skipped, so
-/// that every backward reaches a parameter.
+/// A chain with shared weights, skipped nodes and a side exit. The first and the last node are linear and never
+/// skipped, so that every backward reaches a parameter.
 struct ModelSpec {
   int width = 3;
   std::vector<Node> nodes;
@@ -55,10 +55,10 @@ std::string describe(const ModelSpec& spec);
 struct Call {
   std::uint64_t data = 0;
   std::uint32_t mask = ~0u;
-  bool nan = false;             // the input is NaN
-  int throw_in_forward = -1;    // after this node
-  int throw_in_backward = -1;   // before the gradient passes into this node
-  bool plain = false;           // checkpoints run as ordinary layers
+  bool nan = false;            // the input is NaN
+  int throw_in_forward = -1;   // after this node
+  int throw_in_backward = -1;  // before the gradient passes into this node
+  bool plain = false;          // checkpoints run as ordinary layers
 };
 
 /// What the throwing forwards and backwards throw.
@@ -90,7 +90,8 @@ class RandomModel : public torch::nn::Module {
 /// Fills with numbers of -scale ... scale from `draw`, the same whatever the layout.
 void fill(at::Tensor& tensor, Draw& draw, double scale);
 
-/// Whether a backward of this call reaches a parameter's accumulator before it throws. `frozen`: indices in registration order.
+/// Whether a backward of this call reaches a parameter's accumulator before it throws. `frozen`: indices in
+/// registration order.
 bool reaches_a_parameter(const ModelSpec& spec, const Call& call, bool side, const std::vector<bool>& frozen);
 
 }  // namespace unisono::differential

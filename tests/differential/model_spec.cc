@@ -7,8 +7,9 @@
 namespace unisono::differential {
 namespace {
 
-constexpr std::array kNames = {"linear", "shared",  "branch",     "scalar",        "empty",      "f64",          "bf16",      "f16",
-                               "complex", "transposed", "channels_last", "checkpoint", "recheckpoint", "undefined", "unused", "frozen"};
+constexpr std::array kNames = {"linear",       "shared",    "branch",  "scalar",     "empty",         "f64",
+                               "bf16",         "f16",       "complex", "transposed", "channels_last", "checkpoint",
+                               "recheckpoint", "undefined", "unused",  "frozen"};
 
 }  // namespace
 

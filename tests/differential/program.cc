@@ -5,7 +5,8 @@ namespace {
 
 class Drawing {
  public:
-  Drawing(Draw& draw, const ModelSpec& model, const ProgramLimits& limits) : draw_(draw), model_(model), limits_(limits) {
+  Drawing(Draw& draw, const ModelSpec& model, const ProgramLimits& limits)
+      : draw_(draw), model_(model), limits_(limits) {
     RandomModel probe(model, 0);
     for (const auto& p : probe.parameters()) trainable_.push_back(p.requires_grad());
     frozen_.assign(trainable_.size(), false);

@@ -16,14 +16,14 @@ struct Micro {
   std::vector<double> weights;   // of weight(loss, n); empty: a plain loss
   std::vector<bool> takes_part;  // only of what runs under no_sync: whether this rank does it at all
   bool sync = true;
-  bool side = false;        // backward from the side loss only
-  int backwards = 1;        // 2: the first one retains the graph
-  bool grad_first = false;  // autograd::grad of the same loss goes before
-  bool inner = false;       // calls the module, not the wrapper
+  bool side = false;          // backward from the side loss only
+  int backwards = 1;          // 2: the first one retains the graph
+  bool grad_first = false;    // autograd::grad of the same loss goes before
+  bool inner = false;         // calls the module, not the wrapper
   bool weighs_early = false;  // weight(loss, n) once, right after forward; else before each backward
-  std::uint32_t throws = 0;            // ranks whose backward (or forward) throws
+  std::uint32_t throws = 0;   // ranks whose backward (or forward) throws
   bool throws_in_forward = false;
-  std::uint32_t throws_armed = 0;      // those of them whose backward reaches a parameter first; set by `foresee`
+  std::uint32_t throws_armed = 0;  // those of them whose backward reaches a parameter first; set by `foresee`
 };
 
 enum class Edit { none, zero_to_none, zero_in_place, clear, replace, relayout, scale };
@@ -54,7 +54,8 @@ struct ProgramLimits {
 };
 
 Program draw_program(Draw& draw, const ModelSpec& model, const ProgramLimits& limits);
-/// Works out which throwing ranks reach a parameter before they throw. Needs a look at the autograd graph: runs the models.
+/// Works out which throwing ranks reach a parameter before they throw. Needs a look at the autograd graph: runs the
+/// models.
 void foresee(Program& program, const ModelSpec& model, bool uneven_accumulation);
 std::string describe(const Program& program);
 std::string describe(const Action& action);

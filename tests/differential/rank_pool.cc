@@ -1,9 +1,9 @@
 #include "differential/rank_pool.h"
 
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-
 #include <ATen/Parallel.h>
 #include <unisono/c10d.h>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 namespace unisono::differential {
 

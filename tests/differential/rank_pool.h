@@ -1,5 +1,7 @@
 #pragma once
 
+#include <unisono/unisono.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <functional>
@@ -10,12 +12,10 @@
 #include <thread>
 #include <vector>
 
-#include <unisono/unisono.h>
-
 namespace unisono::differential {
 
-/// Threads that play ranks, and one shared-memory group per world size that serves case after case: making a group costs more than
-/// running a case. *Threads*: used from one thread.
+/// Threads that play ranks, and one shared-memory group per world size that serves case after case: making a group
+/// costs more than running a case. *Threads*: used from one thread.
 class RankPool {
  public:
   /// `timeout`: of every call of the groups.
@@ -24,8 +24,8 @@ class RankPool {
   RankPool(const RankPool&) = delete;
   RankPool& operator=(const RankPool&) = delete;
 
-  /// `body` returns whether its group may be used again, and throws nothing. *Blocks* until all ranks have returned. Returns what
-  /// kept a group from being made, empty when nothing did.
+  /// `body` returns whether its group may be used again, and throws nothing. *Blocks* until all ranks have returned.
+  /// Returns what kept a group from being made, empty when nothing did.
   std::string run(int world, const std::function<bool(const std::shared_ptr<ProcessGroup>&)>& body);
   /// The next run of this size gets a new group.
   void renew(int world) { groups_.erase(world); }

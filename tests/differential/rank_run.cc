@@ -24,11 +24,18 @@ class RankRun {
     switch (action.kind) {
       case Action::Kind::freeze:
       case Action::Kind::unfreeze:
-        parameters_[static_cast<std::size_t>(action.parameter)].set_requires_grad(action.kind == Action::Kind::unfreeze);
+        parameters_[static_cast<std::size_t>(action.parameter)].set_requires_grad(action.kind ==
+                                                                                  Action::Kind::unfreeze);
         break;
-      case Action::Kind::edit: apply_edit(action, parameters_); break;
-      case Action::Kind::step: sgd_.step(); break;
-      case Action::Kind::sync_grads: attempt([&] { ddp_.sync_grads(); }); break;
+      case Action::Kind::edit:
+        apply_edit(action, parameters_);
+        break;
+      case Action::Kind::step:
+        sgd_.step();
+        break;
+      case Action::Kind::sync_grads:
+        attempt([&] { ddp_.sync_grads(); });
+        break;
       case Action::Kind::backward:
         if (action.micros.front().throws != 0) {
           throwing(action.micros.front());
@@ -136,7 +143,8 @@ RankRecord run_rank(const Case& c, const std::shared_ptr<ProcessGroup>& group) {
     }
   } catch (const std::exception& e) {
     record.error = e.what();
-    group->abort(Error(ErrorCode::internal, "the case has ended on rank " + std::to_string(group->rank()) + ": " + e.what()));
+    group->abort(
+        Error(ErrorCode::internal, "the case has ended on rank " + std::to_string(group->rank()) + ": " + e.what()));
   }
   return record;
 }

@@ -1,10 +1,10 @@
 #pragma once
 
+#include <torch/torch.h>
+
 #include <cstring>
 #include <string>
 #include <vector>
-
-#include <torch/torch.h>
 
 namespace unisono::differential {
 

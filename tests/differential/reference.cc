@@ -27,7 +27,8 @@ void Reference::perform(const Action& action) {
     case Action::Kind::freeze:
     case Action::Kind::unfreeze:
       for (Replica& r : replicas_) {
-        r.parameters[static_cast<std::size_t>(action.parameter)].set_requires_grad(action.kind == Action::Kind::unfreeze);
+        r.parameters[static_cast<std::size_t>(action.parameter)].set_requires_grad(action.kind ==
+                                                                                   Action::Kind::unfreeze);
       }
       break;
     case Action::Kind::edit:

@@ -12,7 +12,8 @@ struct Expected {
   std::vector<std::string> parts;
 };
 
-/// The same program in one process: a replica per rank, run one after the other, averaged when the program synchronises.
+/// The same program in one process: a replica per rank, run one after the other, averaged when the program
+/// synchronises.
 class Reference {
  public:
   explicit Reference(const Case& c);
@@ -24,8 +25,8 @@ class Reference {
   const std::vector<Expected>& expected(std::size_t rank) const { return expected_[rank]; }
   /// The action ended with averages: all ranks hold the same.
   bool synchronised() const { return synchronised_; }
-  /// How far gradients of a parameter may be from the reference's: 0, the same bits, unless a gradient may have come after its
-  /// bucket had left. Then two averages are added where the reference averages a sum, which rounds otherwise.
+  /// How far gradients of a parameter may be from the reference's: 0, the same bits, unless a gradient may have come
+  /// after its bucket had left. Then two averages are added where the reference averages a sum, which rounds otherwise.
   double bound(std::size_t parameter) const { return bound_[parameter]; }
   /// Where the averages are not the gradients of one worker on the union of the batches; empty when they are.
   const std::string& union_difference() const { return union_difference_; }

@@ -28,13 +28,13 @@ struct Replica {
 
   // Of the window.
   std::vector<bool> produced;
-  std::vector<bool> opened;        // in a weighted window
+  std::vector<bool> opened;  // in a weighted window
   std::vector<at::Tensor> aside;
-  std::vector<double> magnitude;   // sum of the largest elements of what was accumulated
+  std::vector<double> magnitude;  // sum of the largest elements of what was accumulated
   double weight = 0;
   bool weighted = false;
 
-  std::vector<int> silent_for;     // synchronisations since the parameter last fired
+  std::vector<int> silent_for;  // synchronisations since the parameter last fired
 
  private:
   at::Tensor on_gradient(std::size_t index, const at::Tensor& gradient);

@@ -52,7 +52,8 @@ class Comparison {
         }
         if (missing.empty() && !(expected[i].parts.empty() && !got[i].empty())) continue;
         return "rank " + std::to_string(r) + ", attempt " + std::to_string(i) + ": expected " +
-               (missing.empty() ? "no error" : "an error with" + missing) + ", got: " + (got[i].empty() ? "none" : got[i]);
+               (missing.empty() ? "no error" : "an error with" + missing) +
+               ", got: " + (got[i].empty() ? "none" : got[i]);
       }
     }
     return std::nullopt;
@@ -66,7 +67,9 @@ class Comparison {
       for (std::size_t p = 0; p < replica.size(); ++p) {
         const Tensor& expected = replica.parameters[p].grad();
         const std::string name = "rank " + std::to_string(r) + ", " + replica.model->named_parameters()[p].key();
-        if (!close(ours.gradients[p], expected, reference_.bound(p))) return described(name + ".grad", ours.gradients[p], expected) + " within " + std::to_string(reference_.bound(p));
+        if (!close(ours.gradients[p], expected, reference_.bound(p)))
+          return described(name + ".grad", ours.gradients[p], expected) + " within " +
+                 std::to_string(reference_.bound(p));
         const Tensor& first = ranks_[0].after[action].gradients[p];
         if (reference_.synchronised() && !same_bits(ours.gradients[p], first)) {
           return described(name + ".grad differs from rank 0's", ours.gradients[p], first);

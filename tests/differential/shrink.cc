@@ -56,7 +56,9 @@ bool drop_options(Case& c, const std::function<bool(const Case&)>& fails) {
   attempt([&](Case& s) { return set(s.options.overlap, true); });
   attempt([&](Case& s) { return set(s.options.gradient_as_bucket_view, true); });
   attempt([&](Case& s) { return set(s.momentum, false); });
-  attempt([&](Case& s) { return s.options.bucket_cap_mb && *s.options.bucket_cap_mb != 0 && (s.options.bucket_cap_mb = 0); });
+  attempt([&](Case& s) {
+    return s.options.bucket_cap_mb && *s.options.bucket_cap_mb != 0 && (s.options.bucket_cap_mb = 0);
+  });
   attempt([&](Case& s) {
     const bool had = s.options.bucket_cap_mb.has_value();
     s.options.bucket_cap_mb.reset();

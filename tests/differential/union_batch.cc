@@ -27,7 +27,9 @@ void Reference::compare_with_union(double total_weight) {
     index.push_back(p);
   }
   const ModelSpec& model = case_.model;
-  const double coarse = model.has(Layer::bf16) ? epsilon_of(at::kBFloat16) : model.has(Layer::f16) ? epsilon_of(at::kHalf) : 0;
+  const double coarse = model.has(Layer::bf16)  ? epsilon_of(at::kBFloat16)
+                        : model.has(Layer::f16) ? epsilon_of(at::kHalf)
+                                                : 0;
   std::vector<Tensor> gradients(wanted.size());
   if (loss.requires_grad()) gradients = torch::autograd::grad({loss}, wanted, {}, false, false, /*allow_unused=*/true);
   for (std::size_t i = 0; i < wanted.size(); ++i) {

@@ -56,7 +56,7 @@ def test_differential():
 
 
 def test_mutants_still_fit():
-    """Every patch of tools/mutants.py applies to the source as it is; running them takes half an hour and a build."""
-    result = subprocess.run([sys.executable, REPOSITORY / "tools" / "mutants.py", "--check"], capture_output=True, text=True,
-                            timeout=60)
+    """Every patch of tools/mutants.py applies to the source as it is. Running them takes half an hour and a build."""
+    result = subprocess.run([sys.executable, REPOSITORY / "tools" / "mutants.py", "--check"], capture_output=True,
+                            text=True, timeout=60)
     assert result.returncode == 0, result.stdout + result.stderr

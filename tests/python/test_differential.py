@@ -1,7 +1,7 @@
 """Random programs in Python, ours on two ranks against plain autograd in this process; see docs/differential.md.
 
-The C++ driver does the most of it. Here is what only Python has: outputs of any type, module hooks, the no_sync context,
-checkpoints, exceptions that pass through the engine.
+The C++ driver does the most of it. Here is what only Python has: outputs of any type, module hooks, the no_sync
+context, checkpoints, exceptions that pass through the engine.
 """
 
 import dataclasses
@@ -157,14 +157,14 @@ class Reference:
                 for i, (name, _) in enumerate(model.named_parameters()):
                     fired[i] |= name.split(".")[0] in ("head", "left" if micro["left"][rank] else "right")
         total = sum(sum(micro["n"]) for micro in [*step["local"], step["last"]]) if self.case["weighted"] else WORLD
-        for parameters, used in zip(zip(*(m.parameters() for m in self.models)), fired):
+        for parameters, used in zip(zip(*(m.parameters() for m in self.models), strict=True), fired, strict=True):
             if not used:
                 continue
             a, b = (torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
             for p in parameters:
                 p.grad = (a + b) / total if total else torch.zeros_like(a)
         gradients = gradients_of(self.models[0])
-        for model, sgd in zip(self.models, self.sgds):
+        for model, sgd in zip(self.models, self.sgds, strict=True):
             if step["step"]:
                 sgd.step()
             zero(model, self.case, step)
@@ -193,10 +193,10 @@ def compare(case, results):
                 assert "the user's own error" in errors[0], where
             if told:
                 assert f"rank {step['thrower']} threw in its backward" in errors[0], f"{errors} in {where}"
-            for mine, first, expected in zip(ours, results[0][i][1], gradients):
+            for mine, first, expected in zip(ours, results[0][i][1], gradients, strict=True):
                 assert same(mine, first, True), f"ranks differ: {mine} {first} in {where}"
                 assert same(mine, expected, exact), f"{mine} is not {expected} in {where}"
-            for mine, first, expected in zip(our_parameters, results[0][i][2], parameters):
+            for mine, first, expected in zip(our_parameters, results[0][i][2], parameters, strict=True):
                 assert same(mine, first, True), f"ranks differ: {mine} {first} in {where}"
                 assert same(mine, expected, exact), f"{mine} is not {expected} in {where}"
 
