@@ -108,7 +108,7 @@ void Reference::throwing(const Micro& micro) {
       }
     }
     if (micro.throws_armed != 0 || !micro.sync) {
-      for (Replica& r : replicas_) r.model->zero_grad();
+      for (Replica& r : replicas_) r.model->zero_grad(/*set_to_none=*/!micro.sync || case_.zero_to_none);
       close_window();
     }
   }
@@ -124,6 +124,11 @@ void Reference::lose_step(const Micro& micro) {
   for (const Replica& r : replicas_) {
     if (micro.throws_armed >> r.rank & 1) continue;
     expected_[r.rank].push_back({{"rank " + ranks + " threw in its backward of step " + std::to_string(step_) + ";"}});
+  }
+  for (Replica& r : replicas_) {
+    for (std::size_t p = 0; p < hooked_.size(); ++p) {
+      if (hooked_[p]) r.parameters[p].mutable_grad().reset();  // what they held differs between ranks
+    }
   }
   ++step_;
 }
