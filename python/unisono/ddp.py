@@ -17,6 +17,7 @@ from unisono.device import place_of, to_device
 from unisono.group import of_keywords
 from unisono.guard import guard_steps
 from unisono.outputs import tensors_in
+from unisono.sync_batch_norm import SyncBatchNorm
 
 
 class DistributedDataParallel(BufferMethods, torch.nn.Module):
@@ -145,6 +146,8 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
         if not enable:
             yield
             return
+        if not throw_on_early_termination:
+            _refuse_sync_batch_norm(self.module)
         self._core.begin_join(divide_by_initial_world_size, throw_on_early_termination)
         try:
             yield
@@ -210,6 +213,14 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
     def load_state_dict(self, state_dict, *args, **kwargs):
         """Takes the module's own keys and those of a file saved from torch's wrapper (`module.` before each)."""
         return self.module.load_state_dict(_without_prefix(state_dict, self.module), *args, **kwargs)
+
+
+def _refuse_sync_batch_norm(module) -> None:
+    """Its collectives in forward would wait for a rank that runs no forward."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, (SyncBatchNorm, torch.nn.SyncBatchNorm)):
+            raise errors.InvalidArgumentError(f"join(): '{name}' is a SyncBatchNorm, which needs every rank in every forward; "
+                                              f"give join(throw_on_early_termination=True), which ends on all ranks at once")
 
 
 def _refuse_lazy(module) -> None:

@@ -56,7 +56,7 @@ void Reducer::follow_joined(const BackwardMessage& verdict) {
   all_joined_ = lowest < 0;
   if (lowest >= 0) authority_ = lowest;
   join_.weighted = averaging_.weighted;
-  if (!join_.end_early || !verdict.joined.any()) return;
+  if (!join_.end_early || !verdict.joined.any() || all_joined_) return;
   std::string ranks;
   for (int r = 0; r < group_->size(); ++r) {
     if (verdict.joined.test(static_cast<std::size_t>(r))) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);

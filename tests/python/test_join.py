@@ -5,6 +5,7 @@ import torch
 from ranks import outcome_of
 from torch import nn
 
+import unisono
 from unisono import DistributedDataParallel
 
 
@@ -81,3 +82,21 @@ def body_raises(group):
 
 def test_an_exception_of_the_body_comes_through(on_ranks):
     assert on_ranks(2, body_raises) == ["KeyError"] * 2
+
+
+def with_sync_batch_norm(group, throw):
+    net = nn.Sequential(nn.Linear(4, 4), unisono.SyncBatchNorm(4, process_group=group))
+    ddp = DistributedDataParallel(net, process_group=group)
+
+    def train():
+        with ddp.join(throw_on_early_termination=throw):
+            for _ in range(2):
+                ddp(torch.randn(3, 4)).sum().backward()
+
+    return outcome_of(train)
+
+
+def test_sync_batch_norm_needs_every_rank(on_ranks):
+    for raised in on_ranks(2, with_sync_batch_norm, False):
+        assert raised.type == "InvalidArgumentError" and "'1' is a SyncBatchNorm" in raised.message
+    assert on_ranks(2, with_sync_batch_norm, True) == [None, None]  # both end together: nobody ends early

@@ -95,6 +95,11 @@ TEST(Join, ThrowsOnEarlyTermination) {
   });
   for (const auto& failure : failures) EXPECT_NE(failure.find("rank 1 has no more inputs in step 1"), std::string::npos) << failure;
   EXPECT_EQ(failures[0], failures[1]);
+  on_ranks(2, [](auto group) {  // all end together: nobody ends early
+    Fix f(group);
+    DistributedDataParallel ddp(f.model, group);
+    ddp.join([&] { ddp(f.x).sum().backward(); }, {.throw_on_early_termination = true});
+  });
 }
 
 // A collective of the user's own meets a rank that waits: named on both, not hung.
