@@ -81,6 +81,8 @@ class DataParallel {
   /// Whether gradients have been accumulated under no_sync that no synchronisation has averaged yet. An optimizer that steps
   /// on them lets the replicas drift apart.
   bool has_unsynchronised_gradients() const;
+  /// *Throws* `invalid_argument` when it does.
+  void require_synchronised() const;
 
   /// Whether the next gradient hooks synchronise. Read when a hook fires, not in forward.
   void set_sync(bool on);
@@ -218,6 +220,13 @@ class DistributedDataParallel {
   at::Tensor weight(const at::Tensor& mean_loss, double n) { return core_.weight(mean_loss, n); }
   void sync_grads() { core_.sync_grads(); }
   bool has_unsynchronised_gradients() const { return core_.has_unsynchronised_gradients(); }
+  /// `optimizer.step()`, guarded. *Throws* `invalid_argument` when gradients have been accumulated under no_sync that no
+  /// synchronisation has averaged: each rank would step on its own. (Python's wrapper guards every optimizer by itself.)
+  template <typename Optimizer>
+  void step(Optimizer& optimizer) {
+    core_.require_synchronised();
+    optimizer.step();
+  }
   /// Runs `steps`, of which ranks may take different numbers; see DataParallel::begin_join.
   template <typename Steps>
   void join(Steps steps, const JoinOptions& options = {}) {

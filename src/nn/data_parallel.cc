@@ -261,6 +261,13 @@ void DataParallel::after_forward(const std::vector<at::Tensor>& outputs) {
 
 bool DataParallel::has_unsynchronised_gradients() const { return state_->reducer->has_unsynchronised(); }
 
+void DataParallel::require_synchronised() const {
+  if (!has_unsynchronised_gradients() || state_->group->size() == 1) return;
+  throw Error(ErrorCode::invalid_argument,
+              "an optimizer step on gradients that were accumulated under no_sync and not averaged since: the replicas would drift "
+              "apart. Run the last backward of the step outside of no_sync, or call sync_grads() before the step.");
+}
+
 void DataParallel::set_sync(bool on) { state_->reducer->set_sync(on); }
 bool DataParallel::sync() const { return state_->reducer->sync(); }
 at::Tensor DataParallel::weight(const at::Tensor& mean_loss, double n) { return state_->reducer->weight(mean_loss, n); }

@@ -155,6 +155,26 @@ TEST(Changes, TwoWrappers) {
   });
 }
 
+// C3: three micro-batches under no_sync, then a step.
+TEST(Changes, AStepOnUnsynchronisedGradientsIsRefused) {
+  on_ranks(2, [](auto group) {
+    Fix f(group);
+    DistributedDataParallel ddp(f.model, group);
+    torch::optim::SGD optimizer(f.model->parameters(), 0.1);
+    {
+      auto skip = ddp.no_sync();
+      for (int i = 1; i <= 3; ++i) ddp(f.x).sum().backward();
+    }
+    const Tensor before = f.model->weight.detach().clone();
+    EXPECT_THROW(ddp.step(optimizer), Error);
+    EXPECT_TRUE(same_bits(before, f.model->weight));
+    ddp.sync_grads();
+    EXPECT_EQ(f.grad(), 4.5);
+    ddp.step(optimizer);
+    EXPECT_TRUE(ddp.replicas_identical());
+  });
+}
+
 TEST(Changes, DelayedParametersLeaveLast) {
   on_ranks(2, [](auto group) {
     auto m = std::make_shared<Net>();
