@@ -43,6 +43,6 @@ if [ ! -e "$stamp" ] || [ ! -d "$package" ] ||
    [ -n "$(find python include pyproject.toml build/release/libunisono.so build/release/python/unisono cmake -newer "$stamp" \
            -not -path '*/__pycache__*' -type f -print -quit)" ]; then
   python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --force-reinstall \
-    -C build-dir=build/release .
+    --config-settings build-dir=build/release .
   touch "$stamp"
 fi
