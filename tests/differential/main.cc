@@ -1,5 +1,5 @@
 // The differential driver: random models, options and programs, ours on ranks against a single process.
-//   differential_tests                        the kept seeds and 300 cases
+//   differential_tests                        the kept seeds and 500 cases
 //   differential_tests --cases N --from SEED  N cases from SEED on; --seconds T: until T seconds have passed
 //   differential_tests --seed S               one case, described
 #include <ATen/Parallel.h>
@@ -24,7 +24,7 @@ using namespace std::chrono_literals;
 
 struct Arguments {
   std::uint64_t from = 1;
-  std::uint64_t cases = 300;
+  std::uint64_t cases = 500;
   double seconds = 0;  // 0: no limit
   double timeout_s = 20;
   std::optional<std::uint64_t> seed;

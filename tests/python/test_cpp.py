@@ -40,18 +40,18 @@ def test_program(name):
 
 
 def test_differential():
-    """The kept seeds and 300 random programs, ours against a single process; docs/differential.md has the long run."""
+    """The kept seeds and 500 random programs, ours against a single process; docs/differential.md has the long run."""
     program = BUILD / "tests" / "differential_tests"
     if not program.exists():
         if os.environ.get("UNISONO_REQUIRE_CPP"):
             pytest.fail(f"{program} was not built")
         pytest.skip(f"{program} was not built")
-    result = subprocess.run([program, "--cases", "300"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    result = subprocess.run([program, "--cases", "500"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                             errors="replace", timeout=300, stdin=subprocess.DEVNULL)
     summary = re.search(r"(\d+) cases, (\d+) differences", result.stdout)
     print(summary[0] if summary else "no summary")
     assert result.returncode == 0, f"exit code {result.returncode}\n{result.stdout[-8000:]}"
-    assert int(summary[1]) >= 300
+    assert int(summary[1]) >= 500
     assert "pairs of options seen, 0 not" in result.stdout, result.stdout[-4000:]
 
 
