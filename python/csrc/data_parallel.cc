@@ -3,20 +3,12 @@
 #include <pybind11/functional.h>
 
 #include "bindings.h"
+#include "named.h"
 #include "reducer/torch_types.h"
 
 namespace unisono::python {
 
 namespace {
-
-using Named = std::vector<std::pair<std::string, at::Tensor>>;
-
-std::vector<NamedTensor> named(const Named& tensors) {
-  std::vector<NamedTensor> out;
-  out.reserve(tensors.size());
-  for (const auto& [name, tensor] : tensors) out.push_back({name, tensor});
-  return out;
-}
 
 // The hook is called, and let go of, with Python's lock; the wrapper runs without it.
 void set_buffer_hook(DataParallel& self, const py::object& hook) {

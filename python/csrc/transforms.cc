@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "bindings.h"
+#include "named.h"
 
 namespace unisono::python {
 namespace {
@@ -113,11 +114,8 @@ class PythonHook final : public GradientTransform {
 
 void bind_transforms(py::module_& module) {
   py::class_<ParameterAverager>(module, "ParameterAverager")
-      .def(py::init([](const std::vector<std::pair<std::string, at::Tensor>>& parameters, std::shared_ptr<ProcessGroup> group,
-                       std::int64_t period, std::int64_t warmup) {
-        std::vector<NamedTensor> tensors;
-        for (const auto& [name, tensor] : parameters) tensors.push_back({name, tensor});
-        return ParameterAverager(std::move(tensors), std::move(group), period, warmup);
+      .def(py::init([](const Named& parameters, std::shared_ptr<ProcessGroup> group, std::int64_t period, std::int64_t warmup) {
+        return ParameterAverager(named(parameters), std::move(group), period, warmup);
       }))
       .def("step", &ParameterAverager::step, WithoutGil())
       .def("average", &ParameterAverager::average, WithoutGil());

@@ -51,9 +51,9 @@ void ParameterAverager::average() {
     at::Tensor packed = at::cat(flat);
     group_->all_reduce(buffer_of(packed, "parameters"), options).wait();
     std::int64_t at = 0;
-    for (std::size_t i : bucket.members) {
-      at::Tensor target = parameters_[i].tensor.detach();
-      const std::int64_t n = real_view(target.contiguous()).numel();
+    for (std::size_t m = 0; m < bucket.members.size(); ++m) {
+      at::Tensor target = parameters_[bucket.members[m]].tensor.detach();
+      const std::int64_t n = flat[m].numel();
       at::Tensor mean = packed.narrow(0, at, n);
       if (target.is_complex()) mean = at::view_as_complex(mean.clone().view({-1, 2}));
       target.copy_(mean.view(target.sizes()));

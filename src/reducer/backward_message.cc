@@ -8,6 +8,14 @@ bool Bitmap::any() const {
   return std::any_of(words_.begin(), words_.end(), [](std::uint64_t w) { return w != 0; });
 }
 
+std::string Bitmap::list() const {
+  std::string text;
+  for (std::size_t i = 0; i < bits_; ++i) {
+    if (test(i)) text += (text.empty() ? "" : ", ") + std::to_string(i);
+  }
+  return text;
+}
+
 void PerRank::set(int rank, int value) {
   const auto shift = static_cast<unsigned>(rank % 8 * 8);
   std::uint64_t& word = words_[static_cast<std::size_t>(rank / 8)];

@@ -16,6 +16,8 @@ class Bitmap {
   void clear(std::size_t i) { words_[i / 64] &= ~(std::uint64_t{1} << (i % 64)); }
   bool test(std::size_t i) const { return words_[i / 64] >> (i % 64) & 1; }
   bool any() const;
+  /// "0, 2, 5"
+  std::string list() const;
   void clear() { words_.assign(words_.size(), 0); }
   std::size_t size() const { return bits_; }
   const std::vector<std::uint64_t>& words() const { return words_; }
@@ -33,8 +35,6 @@ class PerRank {
   static constexpr int kMost = 255;  ///< stands for everything above, too
   void set(int rank, int value);
   int of(int rank) const;
-  void clear() { words_.assign(words_.size(), 0); }
-  const std::vector<std::uint64_t>& words() const { return words_; }
   std::vector<std::uint64_t>& words() { return words_; }
 
  private:

@@ -6,7 +6,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <unisono/process_group.h>
-
 #include <unisono/stats.h>
 
 #include "reducer/bucket_plan.h"

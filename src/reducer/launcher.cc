@@ -5,6 +5,8 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 
+#include "comm/c10d/tensors.h"
+
 namespace unisono {
 
 AllReduceOptions Averaging::options() const {
@@ -123,12 +125,9 @@ void Launcher::correct_weights() {
 }
 
 void Launcher::average(const at::Tensor& flat, std::int32_t bucket) {
-  const WireType type = wire_type(flat.scalar_type(), "a late gradient");
   AllReduceOptions options = averaging_.options();
   options.tag = {step_, bucket, "late gradients"};
-  auto owner = std::make_shared<at::Tensor>(flat);
-  const Buffer buffer{flat.data_ptr(), static_cast<std::size_t>(flat.numel() * type.parts), type.dtype,
-                      place_of(flat), owner};
+  const Buffer buffer = buffer_of(flat, "a late gradient");
   timeline_.count_message(buffer.bytes());
   group_.all_reduce(buffer, options).wait();
 }

@@ -111,6 +111,10 @@ void Reducer::sync_grads() {
     throw Error(ErrorCode::invalid_argument, "sync_grads() inside a backward; call it after backward has returned");
   }
   if (window_backwards_ > 0) watch_window();
+  reduce_by_hand();
+}
+
+void Reducer::reduce_by_hand() {
   begin_backward();
   transition(Event::by_hand);
   by_hand_ = true;

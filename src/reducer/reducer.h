@@ -108,6 +108,7 @@ class Reducer final : public GradientListener {
   void remember_versions();
   [[noreturn]] void refuse_mixed_weights() const;
   void check_frozen() const;
+  void reduce_by_hand();                       // a synchronisation without a backward
   void begin_reduction();                      // every bucket expects its gradients again
   void mark_ready(std::size_t index);
   void launch_next(bool withhold);

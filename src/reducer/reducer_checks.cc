@@ -5,17 +5,6 @@
 #include "reducer/replica_sample.h"
 
 namespace unisono {
-namespace {
-
-std::string ranks_of(const Bitmap& set) {
-  std::string ranks;
-  for (std::size_t r = 0; r < set.size(); ++r) {
-    if (set.test(r)) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
-  }
-  return ranks;
-}
-
-}  // namespace
 
 void Reducer::note_nonfinite(const Bucket& bucket) {
   at::NoGradGuard no_grad;
@@ -29,7 +18,7 @@ void Reducer::note_nonfinite(const Bucket& bucket) {
 void Reducer::check_verdict(const BackwardMessage& verdict) const {
   if (verdict.abandoned.any()) {
     throw Error(ErrorCode::mismatch,
-                "rank " + ranks_of(verdict.abandoned) + " threw in its backward of step " + std::to_string(step_) +
+                "rank " + verdict.abandoned.list() + " threw in its backward of step " + std::to_string(step_) +
                     "; rank " + std::to_string(group_->rank()) +
                     " has no averaged gradients for this step. See the error of that rank; call zero_grad() and run the "
                     "step again on all ranks, or stop.");
@@ -43,7 +32,7 @@ void Reducer::report(const BackwardMessage& verdict) const {
   if (verdict.nonfinite.any()) {
     throw Error(ErrorCode::invalid_argument, "the gradient of " + names_of(verdict.nonfinite) +
                                                  " held an infinity or NaN in step " + step + ", on rank " +
-                                                 ranks_of(verdict.nonfinite_ranks) + ", before it was averaged");
+                                                 verdict.nonfinite_ranks.list() + ", before it was averaged");
   }
   if (options_.strict && verdict.silent.any()) {
     throw Error(ErrorCode::invalid_argument, "strict: no gradient reached " + names_of(verdict.silent) +

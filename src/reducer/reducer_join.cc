@@ -32,17 +32,8 @@ bool Reducer::shadow_step() {
     grad.reset();
   }
   join_.shadow = true;
-  begin_backward();
-  transition(Event::by_hand);
-  by_hand_ = true;
   averaging_ = {.weighted = join_.weighted};
-  try {
-    begin_reduction();
-  } catch (...) {
-    transition(Event::failure);
-    throw;
-  }
-  finish_reduction();
+  reduce_by_hand();
   for (std::size_t i = 0; i < own.size(); ++i) parameters_[i].mutable_grad() = own[i];
   return !all_joined_;
 }
@@ -57,11 +48,7 @@ void Reducer::follow_joined(const BackwardMessage& verdict) {
   if (lowest >= 0) authority_ = lowest;
   join_.weighted = averaging_.weighted;
   if (!join_.end_early || !verdict.joined.any() || all_joined_) return;
-  std::string ranks;
-  for (int r = 0; r < group_->size(); ++r) {
-    if (verdict.joined.test(static_cast<std::size_t>(r))) ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
-  }
-  throw Error(ErrorCode::mismatch, "rank " + ranks + " has no more inputs in step " + std::to_string(step_) +
+  throw Error(ErrorCode::mismatch, "rank " + verdict.joined.list() + " has no more inputs in step " + std::to_string(step_) +
                                        ", and join was asked to end there (throw_on_early_termination)");
 }
 
