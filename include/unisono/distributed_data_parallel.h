@@ -28,6 +28,19 @@ struct JoinOptions {
   bool throw_on_early_termination = false;   ///< the first rank without inputs makes that step throw on every rank
 };
 
+/// How optimizers step inside backward. The same on all ranks.
+struct StepInBackwardOptions {
+  /// The gradients' common 2-norm is clipped to it (infinity: as they are); the steps are then taken at the end of the backward.
+  std::optional<double> max_norm = std::nullopt;
+  /// The backward returns when the last bucket has left, and each parameter's step is taken before the next operator that reads it,
+  /// usually in the next forward. Over a slow link the first layers' buckets are served first. For groups whose calls go on in
+  /// the background; not with `max_norm`, a gradient transform or sparse gradients. Inside a join it is as if it were off.
+  bool overlap_forward = false;
+  /// With `overlap_forward`: called when a backward returns with steps left to take, to remember what must not change until then
+  /// (a learning rate).
+  std::function<void()> on_return = nullptr;
+};
+
 /// What `DistributedDataParallel` does that does not depend on the module's type; the Python wrapper uses it too.
 /// *Threads*: one thread at a time, the one that trains; hooks run where autograd runs them.
 class DataParallel {
@@ -102,11 +115,15 @@ class DataParallel {
 
   /// From the next backward on, `update` gets parameters as soon as their gradients are averaged, and must use the gradients up and
   /// leave them undefined. It runs inside backward, bucket by bucket, or, with `max_norm`, a gradient transform, or for sparse
-  /// gradients, at its end, all gradients scaled so that their common 2-norm is at most `max_norm` (infinity: as they are).
+  /// gradients, at its end, or, with `overlap_forward`, where the parameters are used next.
   /// *Throws* `invalid_argument` when a parameter has a post-accumulate hook; a backward throws it, naming the parameter, when a
   /// gradient comes after its bucket's step.
-  void set_step_in_backward(std::function<void(const std::vector<NamedTensor>&)> update,
-                            std::optional<double> max_norm = std::nullopt);
+  void set_step_in_backward(std::function<void(const std::vector<NamedTensor>&)> update, StepInBackwardOptions options = {});
+  /// Takes the steps that `overlap_forward` has left. *Blocks*. *Throws* what went wrong in them. Not collective. Every other call that
+  /// needs them does it by itself.
+  void finish_step() const;
+  /// To be called after each forward: *throws* what went wrong in steps that were taken inside it. Local.
+  void check_step() const;
 
   /// From here to `finish_join` ranks may have different numbers of steps. No message is sent for it: a rank in `finish_join` takes
   /// part in the others' steps with nothing, and they learn of it from the message that ends each backward.
@@ -202,8 +219,10 @@ class DistributedDataParallel {
     if (module_->is_training() && core_.wants_buffers()) core_.before_forward(buffers_of(*module_));
     if constexpr (std::is_void_v<decltype(module_->forward(std::forward<Args>(args)...))>) {
       module_->forward(std::forward<Args>(args)...);
+      core_.check_step();
     } else {
       decltype(auto) output = module_->forward(std::forward<Args>(args)...);
+      core_.check_step();
       if (core_.wants_outputs()) core_.after_forward(tensors_in(output));
       return output;
     }
@@ -242,7 +261,7 @@ class DistributedDataParallel {
   /// Optimizers that step inside backward, one per parameter: `make` gets a vector of one parameter and returns a unique_ptr to its
   /// optimizer, e.g. std::make_unique<torch::optim::SGD>(parameters, 0.1). See DataParallel::set_step_in_backward.
   template <typename Make>
-  void step_in_backward(Make make, std::optional<double> max_norm = std::nullopt) {
+  void step_in_backward(Make make, StepInBackwardOptions options = {}) {
     using Optimizer = decltype(make(std::vector<at::Tensor>{}));
     auto optimizers = std::make_shared<std::map<std::string, Optimizer>>();
     core_.set_step_in_backward(
@@ -254,8 +273,9 @@ class DistributedDataParallel {
             p.tensor.mutable_grad().reset();
           }
         },
-        max_norm);
+        std::move(options));
   }
+  void finish_step() { core_.finish_step(); }
   /// Before saving or evaluating: brings the buffers of all ranks to one state. *Collective*. *Blocks*.
   void sync_state() { core_.sync_state(buffers_of(*module_)); }
   void set_buffer_hook(DataParallel::BufferHook hook) { core_.set_buffer_hook(std::move(hook)); }

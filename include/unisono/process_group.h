@@ -14,6 +14,8 @@
 
 namespace unisono {
 
+class RecordedGroup;
+
 /// Who calls and why; only for fingerprints and error messages. The reducer fills it in.
 struct CallTag {
   std::int64_t step = -1;    ///< -1: not part of a training step
@@ -29,6 +31,9 @@ struct CallOptions {
   /// This rank takes part but gives no data: the call ends everywhere with `Work::withheld()`, the control record
   /// combined and every rank's data untouched. One rank is enough.
   bool withhold = false;
+  /// Above 0: of calls that wait for a slow link, the group may serve those with a higher priority first; what is served when, all ranks
+  /// decide alike. 0: in order. Groups that serve every call at once take no notice; where it counts, it is part of the fingerprint.
+  std::int32_t priority = 0;
 };
 
 struct AllReduceOptions : CallOptions {
@@ -100,9 +105,10 @@ class ProcessGroup {
   std::chrono::nanoseconds timeout_;
 
   friend std::shared_ptr<ProcessGroup> companion(const std::shared_ptr<ProcessGroup>& group);
+  friend std::shared_ptr<RecordedGroup> recorded_companion(const std::shared_ptr<ProcessGroup>& group);
   friend void set_companion(const std::shared_ptr<ProcessGroup>& group, std::shared_ptr<ProcessGroup> companion);
   std::mutex companion_mutex_;
-  std::shared_ptr<ProcessGroup> companion_;  // see companion.h
+  std::shared_ptr<RecordedGroup> companion_;  // see companion.h
 };
 
 }  // namespace unisono

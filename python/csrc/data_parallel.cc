@@ -145,7 +145,8 @@ void bind_data_parallel(py::module_& module) {
       .def("transform", &DataParallel::transform)
       .def(
           "set_step_in_backward",
-          [](DataParallel& self, std::function<void(const std::vector<at::Tensor>&)> update, std::optional<double> max_norm) {
+          [](DataParallel& self, std::function<void(const std::vector<at::Tensor>&)> update, std::optional<double> max_norm,
+             bool overlap_forward, std::function<void()> on_return) {
             if (!update) return self.set_step_in_backward(nullptr);
             self.set_step_in_backward(
                 [update = std::move(update)](const std::vector<NamedTensor>& parameters) {
@@ -153,9 +154,12 @@ void bind_data_parallel(py::module_& module) {
                   for (const NamedTensor& p : parameters) tensors.push_back(p.tensor);
                   update(tensors);
                 },
-                max_norm);
+                {max_norm, overlap_forward, std::move(on_return)});
           },
-          py::arg("update").none(true), py::arg("max_norm") = py::none())
+          py::arg("update").none(true), py::arg("max_norm") = py::none(), py::arg("overlap_forward") = false,
+          py::arg("on_return").none(true) = py::none())
+      .def("finish_step", &DataParallel::finish_step, WithoutGil())
+      .def("check_step", &DataParallel::check_step, WithoutGil())
       .def("digest", &DataParallel::digest, WithoutGil())
       .def("replicas_identical", &DataParallel::replicas_identical, WithoutGil())
       .def("last_step", &DataParallel::last_step, py::return_value_policy::copy)

@@ -9,7 +9,7 @@ from collections import OrderedDict
 import torch
 
 from unisono import _C, errors, precision, transforms
-from unisono.backward_optimizer import BackwardOptimizers
+from unisono.backward_optimizer import BackwardOptimizers, reads_without_operators
 from unisono.buffers import BufferMethods, policy_of
 from unisono.changes import Registrations
 from unisono.changes import sparse_parameters as _sparse_embeddings
@@ -17,7 +17,6 @@ from unisono.device import place_of, to_device
 from unisono.group import of_keywords
 from unisono.guard import guard_steps
 from unisono.outputs import tensors_in
-from unisono.sync_batch_norm import SyncBatchNorm
 
 
 class DistributedDataParallel(BufferMethods, torch.nn.Module):
@@ -80,6 +79,7 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
         self.process_group = of_keywords(process_group, device_mesh)
         self._registrations = Registrations()
         self._stepping = False
+        self._overlaps = False
         self._core = _C.DataParallel(list(module.named_parameters()), list(module.named_buffers()), self.process_group,
                                      options)
         self.register_load_state_dict_pre_hook(_insert_prefix)
@@ -101,7 +101,11 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
             self._core.before_forward(list(self.module.named_buffers()))
         if self._device is not None:
             args, kwargs = to_device((args, kwargs), self._device)
+        if self._overlaps and reads_without_operators(self.module):
+            self._core.finish_step()
         output = self._compute(args, kwargs) if self._compute is not None else self.module(*args, **kwargs)
+        if self._overlaps:
+            self._core.check_step()
         if self._core.wants_outputs():
             self._core.after_forward(tensors_in(output))
         return output
@@ -147,7 +151,7 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
             yield
             return
         if not throw_on_early_termination:
-            _refuse_sync_batch_norm(self.module)
+            _refuse_torch_sync_batch_norm(self.module)
         self._core.begin_join(divide_by_initial_world_size, throw_on_early_termination)
         try:
             yield
@@ -164,11 +168,26 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
         """torch's communication hooks, unchanged: `hook(state, bucket)` returns a Future of the reduced bucket."""
         self._core.set_transform(transforms.hook(state, hook, yields))
 
-    def step_in_backward(self, *optimizers, max_norm: float | None = None) -> None:
+    def step_in_backward(self, *optimizers, max_norm: float | None = None, overlap_forward: bool = False) -> None:
         """From the next backward on `optimizers` step inside it, on each bucket as soon as it is averaged; `.grad` is None
         afterwards, so that a step() of their own finds nothing to do. With `max_norm` they step at the end of the backward,
-        gradients clipped to that common 2-norm. Without optimizers: no more."""
-        self._core.set_step_in_backward(BackwardOptimizers(self, optimizers) if optimizers else None, max_norm)
+        gradients clipped to that common 2-norm. With `overlap_forward` backward does not wait for the last buckets: a parameter's
+        step is taken before the next operator that reads it, with the learning rate that it had when backward returned, and over a
+        slow link the first layers' buckets come first. Without optimizers: no more."""
+        if not optimizers:
+            self._core.set_step_in_backward(None)
+            self._overlaps = False
+            return
+        steps = BackwardOptimizers(self, optimizers)
+        self._core.set_step_in_backward(steps, max_norm, overlap_forward, steps.remember if overlap_forward else None)
+        self._overlaps = overlap_forward
+        if overlap_forward:
+            steps.finish_before_saving()
+
+    def finish_step(self) -> None:
+        """Takes the steps that `overlap_forward` has left to the next forward, and raises what went wrong in them. Needed only before
+        something reads parameters without an operator of torch: a raw pointer, a kernel compiled elsewhere."""
+        self._core.finish_step()
 
     def digest(self) -> str:
         """SHA-256 of the bits of all parameters and buffers, in order."""
@@ -208,6 +227,7 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
 
     def state_dict(self, *args, **kwargs):
         """The module's own, without a prefix."""
+        self._core.finish_step()
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict, *args, **kwargs):
@@ -215,12 +235,13 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
         return self.module.load_state_dict(_without_prefix(state_dict, self.module), *args, **kwargs)
 
 
-def _refuse_sync_batch_norm(module) -> None:
-    """Its collectives in forward would wait for a rank that runs no forward."""
+def _refuse_torch_sync_batch_norm(module) -> None:
+    """Its collectives in forward would wait for a rank that runs no forward; ours are answered by such a rank."""
     for name, layer in module.named_modules():
-        if isinstance(layer, (SyncBatchNorm, torch.nn.SyncBatchNorm)):
-            raise errors.InvalidArgumentError(f"join(): '{name}' is a SyncBatchNorm, which needs every rank in every forward; "
-                                              f"give join(throw_on_early_termination=True), which ends on all ranks at once")
+        if isinstance(layer, torch.nn.SyncBatchNorm):
+            raise errors.InvalidArgumentError(f"join(): '{name}' is torch's SyncBatchNorm, which needs every rank in every forward; "
+                                              f"convert the module with unisono.SyncBatchNorm.convert_sync_batchnorm, or give "
+                                              f"join(throw_on_early_termination=True), which ends on all ranks at once")
 
 
 def _refuse_lazy(module) -> None:

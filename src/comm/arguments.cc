@@ -14,7 +14,8 @@ struct Checker {
     throw Error(ErrorCode::invalid_argument, describe_call(group, operation, -1, options.tag) + ": " + problem);
   }
 
-  void timeout() const {
+  void common() const {
+    if (options.priority < 0) fail("the priority is " + std::to_string(options.priority) + "; use 0 for none");
     if (options.timeout.count() < 0) fail("the timeout is negative; use 0 for the group's own");
   }
 
@@ -77,7 +78,7 @@ std::string describe_call(const ProcessGroup& group, std::string_view operation,
 void check_all_reduce(const ProcessGroup& group, const Buffer& data, const AllReduceOptions& options,
                       Device::Kind device) {
   const Checker check{group, "all_reduce", options};
-  check.timeout();
+  check.common();
   check.buffer(data, "data", device);
   check.reduction(data.dtype, options);
 }
@@ -85,7 +86,7 @@ void check_all_reduce(const ProcessGroup& group, const Buffer& data, const AllRe
 void check_broadcast(const ProcessGroup& group, const Buffer& data, int root, const CallOptions& options,
                      Device::Kind device) {
   const Checker check{group, "broadcast", options};
-  check.timeout();
+  check.common();
   check.buffer(data, "data", device);
   if (root < 0 || root >= group.size()) {
     check.fail("root is " + std::to_string(root) + "; it must be 0 to " + std::to_string(group.size() - 1));
@@ -95,7 +96,7 @@ void check_broadcast(const ProcessGroup& group, const Buffer& data, int root, co
 void check_all_gather(const ProcessGroup& group, const Buffer& out, const Buffer& in, const CallOptions& options,
                       Device::Kind device) {
   const Checker check{group, "all_gather", options};
-  check.timeout();
+  check.common();
   check.buffer(out, "out", device);
   check.buffer(in, "in", device);
   check.pair(out, "out", in, "in");
@@ -104,7 +105,7 @@ void check_all_gather(const ProcessGroup& group, const Buffer& out, const Buffer
 void check_reduce_scatter(const ProcessGroup& group, const Buffer& out, const Buffer& in,
                           const AllReduceOptions& options, Device::Kind device) {
   const Checker check{group, "reduce_scatter", options};
-  check.timeout();
+  check.common();
   check.buffer(out, "out", device);
   check.buffer(in, "in", device);
   check.pair(in, "in", out, "out");
@@ -114,7 +115,7 @@ void check_reduce_scatter(const ProcessGroup& group, const Buffer& out, const Bu
 void check_all_to_all(const ProcessGroup& group, const Buffer& out, const Buffer& in, const CallOptions& options,
                       Device::Kind device) {
   const Checker check{group, "all_to_all", options};
-  check.timeout();
+  check.common();
   check.buffer(out, "out", device);
   check.buffer(in, "in", device);
   if (in.dtype != out.dtype || in.count != out.count) {
@@ -128,7 +129,7 @@ void check_all_to_all(const ProcessGroup& group, const Buffer& out, const Buffer
 }
 
 void check_barrier(const ProcessGroup& group, const CallOptions& options) {
-  Checker{group, "barrier", options}.timeout();
+  Checker{group, "barrier", options}.common();
 }
 
 }  // namespace unisono

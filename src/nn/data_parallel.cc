@@ -6,6 +6,7 @@
 
 #include <unisono/distributed_data_parallel.h>
 
+#include "comm/c10d/recorded_group.h"
 #include "comm/c10d/tensors.h"
 #include "nn/buffer_sync.h"
 #include "nn/model_digest.h"
@@ -86,7 +87,7 @@ struct DataParallel::State {
   DistributedDataParallelOptions options;
   std::unique_ptr<Reducer> reducer;
   std::function<void(const std::vector<NamedTensor>&)> update;  // the optimizer in backward
-  std::optional<double> max_norm;
+  StepInBackwardOptions update_options;
   std::unique_ptr<BufferSync> buffer_sync;
   std::int64_t buffers_at = 0;  // synchronisations when buffers were last brought; -1: never
 };
@@ -143,7 +144,7 @@ void DataParallel::State::wrap(std::int64_t first_step) {
   if (reducer) {
     next->set_sync(reducer->sync());
     next->set_transform(reducer->transform());
-    next->set_update(update, max_norm);
+    next->set_update(update, update_options);
     next->timeline() = reducer->timeline();
   }
   reducer = std::move(next);
@@ -176,6 +177,7 @@ void DataParallel::follow(std::vector<NamedTensor> parameters, std::vector<Named
     if (found == before.end() || !s.wrapped[found->second].still(p.tensor)) changed = "parameter '" + p.name + "' is another than it was";
   }
   if (changed.empty()) return;
+  finish_step();
   if (s.reducer->has_unsynchronised()) {
     throw Error(ErrorCode::invalid_argument, changed + ", while gradients accumulated under no_sync wait for their "
                                                        "synchronisation; change the module between steps");
@@ -199,6 +201,7 @@ void DataParallel::finish_join() {
   try {
     do {
       if (wants_buffers()) before_forward(s.buffers);
+      if (const auto second = recorded_companion(s.group)) second->replay();
     } while (s.reducer->shadow_step());
     const int last = s.reducer->authority();
     broadcast_state(s.parameters, last, *s.group, "parameters after join");
@@ -216,11 +219,13 @@ void DataParallel::set_transform(std::shared_ptr<GradientTransform> transform) {
   state_->reducer->set_transform(std::move(transform));
 }
 void DataParallel::set_step_in_backward(std::function<void(const std::vector<NamedTensor>&)> update,
-                                        std::optional<double> max_norm) {
-  state_->update = update;
-  state_->max_norm = max_norm;
-  state_->reducer->set_update(std::move(update), max_norm);
+                                        StepInBackwardOptions options) {
+  state_->reducer->set_update(update, options);
+  state_->update = std::move(update);
+  state_->update_options = std::move(options);
 }
+void DataParallel::finish_step() const { state_->reducer->finish_step(); }
+void DataParallel::check_step() const { state_->reducer->check_step(); }
 std::shared_ptr<GradientTransform> DataParallel::transform() const { return state_->reducer->transform(); }
 
 DataParallel::~DataParallel() = default;
@@ -273,7 +278,10 @@ bool DataParallel::sync() const { return state_->reducer->sync(); }
 at::Tensor DataParallel::weight(const at::Tensor& mean_loss, double n) { return state_->reducer->weight(mean_loss, n); }
 void DataParallel::sync_grads() { state_->reducer->sync_grads(); }
 
-std::string DataParallel::digest() const { return digest_of(state_->parameters, state_->buffers); }
+std::string DataParallel::digest() const {
+  finish_step();
+  return digest_of(state_->parameters, state_->buffers);
+}
 
 bool DataParallel::replicas_identical() {
   if (wants_buffers()) sync_state(state_->buffers);

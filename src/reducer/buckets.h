@@ -19,6 +19,7 @@ struct Bucket {
   Buffer buffer;
   int pending = 0;  ///< gradients still expected in this backward
   bool launched = false;
+  bool ended = false;
   Work work;
   at::Tensor flat;     ///< the same memory, as a transform sees it
   BucketStats stats;

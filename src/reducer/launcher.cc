@@ -19,10 +19,11 @@ AllReduceOptions Averaging::options() const {
   return options;
 }
 
-void Launcher::begin(Buckets& buckets, std::int64_t step, Averaging averaging) {
+void Launcher::begin(Buckets& buckets, std::int64_t step, Averaging averaging, bool by_need) {
   buckets_ = &buckets;
   step_ = step;
   averaging_ = averaging;
+  by_need_ = by_need;
   next_ = 0;
   ended_ = 0;
   failed_ = -1;
@@ -43,6 +44,7 @@ void Launcher::launch(const ControlRecord& control, bool withhold) {
   options.tag = {step_, static_cast<std::int32_t>(next_), "gradients"};
   options.control.words = control.words;
   options.withhold = withhold;
+  if (by_need_) options.priority = static_cast<std::int32_t>(next_) + 1;
   const bool closes = next_closes();
   bucket.launched = true;
   bucket.stats.launched_ns = monotonic_ns();
@@ -61,6 +63,7 @@ void Launcher::transform(GradientBucket bucket) {
 }
 
 void Launcher::ended(std::size_t index) {
+  buckets_->all()[index].ended = true;
   BucketStats& stats = buckets_->all()[index].stats;
   stats.done_ns = monotonic_ns();
   stats.arrivals_ns = buckets_->all()[index].work.arrivals();
@@ -72,6 +75,18 @@ void Launcher::ended(std::size_t index) {
 
 void Launcher::poll() {
   while (!transforms() && ended_ < next_ && buckets_->all()[ended_].work.poll()) ended(ended_++);
+}
+
+void Launcher::skip_ended() {
+  while (ended_ < next_ && buckets_->all()[ended_].ended) ++ended_;
+}
+
+void Launcher::wait_for(Bucket& bucket) {
+  RECORD_USER_SCOPE("unisono.wait");
+  if (bucket.ended) return;
+  bucket.work.wait();
+  ended(static_cast<std::size_t>(&bucket - buckets_->all().data()));
+  skip_ended();
 }
 
 // The results of transforms are in the buckets before the last message tells what they are to be divided by.
@@ -96,7 +111,7 @@ void Launcher::wait(const ControlRecord& closing) {
   RECORD_USER_SCOPE("unisono.wait");
   if (transforms()) return close(closing);
   std::exception_ptr first;
-  for (; ended_ < next_; ++ended_) {
+  for (skip_ended(); ended_ < next_; ++ended_, skip_ended()) {
     try {
       buckets_->all()[ended_].work.wait();
       ended(ended_);

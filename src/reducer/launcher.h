@@ -38,7 +38,8 @@ class Launcher {
   TransformPipeline& pipeline() { return pipeline_; }
   bool transforms() const { return pipeline_.transform() != nullptr; }
 
-  void begin(Buckets& buckets, std::int64_t step, Averaging averaging);
+  /// `by_need`: later buckets, of layers that the next forward needs first, may overtake earlier ones on a slow link.
+  void begin(Buckets& buckets, std::int64_t step, Averaging averaging, bool by_need);
   /// More weight of this rank, for all messages from here on.
   void add_weight(double weight) { averaging_.weight += weight; }
   /// Whether the next bucket in order may leave although the backward goes on.
@@ -54,6 +55,8 @@ class Launcher {
   void transform(GradientBucket bucket);
   /// Moves what has been launched forward without waiting.
   void poll();
+  /// Waits for one bucket that has been launched.
+  void wait_for(Bucket& bucket);
   /// Waits for everything; every message is waited for even if an earlier one failed, then the first failure is thrown.
   /// `failed()` is then the bucket it belongs to. Behind a transform a last message with `closing` is sent first.
   void wait(const ControlRecord& closing);
@@ -71,6 +74,7 @@ class Launcher {
 
  private:
   void ended(std::size_t index);
+  void skip_ended();
   void close(const ControlRecord& control);
   void correct_weights();
 
@@ -85,6 +89,7 @@ class Launcher {
   std::size_t ended_ = 0;  // first not known to have ended
   int failed_ = -1;
   bool corrected_ = false;
+  bool by_need_ = false;
 };
 
 }  // namespace unisono

@@ -29,6 +29,10 @@ Reducer::Reducer(const std::vector<NamedTensor>& parameters, std::shared_ptr<Pro
 }
 
 Reducer::~Reducer() {
+  try {
+    finish_step();
+  } catch (...) {  // there is nobody left to tell
+  }
   hooks_.reset();
   alive_.reset();
 }
@@ -49,15 +53,19 @@ std::vector<BucketSpec> Reducer::plan() const {
 
 void Reducer::set_transform(std::shared_ptr<GradientTransform> transform) {
   std::lock_guard lock(mutex_);
+  drain();
   if (phase_ != Phase::idle || window_backwards_ > 0) {
     throw Error(ErrorCode::invalid_argument,
                 "a gradient transform is set while gradients are being accumulated; set it before a step's first backward");
   }
+  require_overlappable(update_options_, transform != nullptr);
   launcher_.pipeline().use(std::move(transform));
 }
 
-void Reducer::set_update(Update update, std::optional<double> max_norm) {
+void Reducer::set_update(Update update, StepInBackwardOptions options) {
   std::lock_guard lock(mutex_);
+  drain();
+  require_overlappable(options, launcher_.transforms());
   if (phase_ != Phase::idle || window_backwards_ > 0) {
     throw Error(ErrorCode::invalid_argument,
                 "an optimizer is put into backward while gradients are being accumulated; do it before a step's first backward");
@@ -69,7 +77,7 @@ void Reducer::set_update(Update update, std::optional<double> max_norm) {
                 "averaged and would find none after the optimizer's step; remove it to let the optimizer step in backward");
   }
   update_ = std::move(update);
-  max_norm_ = max_norm;
+  update_options_ = std::move(options);
 }
 
 void Reducer::leaving(const Error& error) {
@@ -81,9 +89,12 @@ void Reducer::transition(Event event) {
     phase_ = sync_ ? Phase::reducing : Phase::local;
   } else if (event == Event::by_hand && phase_ == Phase::idle) {
     phase_ = Phase::reducing;
+  } else if (event == Event::leave_rest && phase_ == Phase::reducing) {
+    phase_ = Phase::draining;
   } else if ((event == Event::end || event == Event::failure) && phase_ != Phase::idle) {
     phase_ = Phase::idle;
     watch_.reset();
+    rest_.watch.reset();
     order_.forget_walk();
   } else {
     throw Error(ErrorCode::internal, "the reducer's phase does not allow what happened; please report this");
@@ -107,6 +118,7 @@ void Reducer::expect_backward_from(const std::vector<at::Tensor>& outputs) {
 
 void Reducer::sync_grads() {
   std::lock_guard lock(mutex_);
+  drain();
   if (phase_ != Phase::idle) {
     throw Error(ErrorCode::invalid_argument, "sync_grads() inside a backward; call it after backward has returned");
   }

@@ -1,12 +1,15 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include <ATen/ThreadLocalState.h>
 
 #include <unisono/distributed_data_parallel.h>
 #include <unisono/process_group.h>
@@ -16,6 +19,7 @@
 #include "reducer/buckets.h"
 #include "reducer/launcher.h"
 #include "reducer/ready_order.h"
+#include "reducer/tensor_watch.h"
 #include "reducer/timeline.h"
 
 namespace unisono {
@@ -24,7 +28,8 @@ namespace unisono {
 ///
 /// A backward is `idle` until the first gradient hook fires. With synchronisation on it is then `reducing`: every hook that
 /// fires counts its bucket down, buckets leave in plan order, and the end of the outermost backward sends the last one,
-/// waits, and settles what the ranks said happened. With synchronisation off it is `local`: gradients accumulate.
+/// waits, and settles what the ranks said happened. Where steps are left to the next forward it does not wait: the reducer is
+/// `draining` until every parameter has been used again, or somebody asks for the rest. With synchronisation off it is `local`: gradients accumulate.
 /// A *window* is everything since the last synchronisation: local backwards and the reducing one that closes it.
 ///
 /// *Threads*: hooks run where autograd runs them, under one lock. Everything else: the training thread.
@@ -57,7 +62,7 @@ class Reducer final : public GradientListener {
   /// The next backward starts from `outputs`: walks their graph, so that buckets do not wait for what it cannot reach.
   void expect_backward_from(const std::vector<at::Tensor>& outputs);
   /// Whether gradients have been accumulated that no synchronisation has averaged.
-  bool has_unsynchronised() const { return window_backwards_ > 0; }
+  bool has_unsynchronised() const { return window_backwards_ > 0 && phase_ != Phase::draining; }
 
   std::int64_t step() const { return step_; }
   /// Ranks may run out of inputs from now on: those that have call `shadow_step` until it returns false. `by_active`: averages
@@ -73,11 +78,13 @@ class Reducer final : public GradientListener {
   std::int64_t synchronisations() const { return synchronisations_; }
   /// Sends buckets through `transform` from the next backward on; null: in all-reduces of their own. Not inside a window.
   void set_transform(std::shared_ptr<GradientTransform> transform);
-  /// From the next backward on `update` gets the parameters whose gradients are averaged: bucket by bucket while backward runs, or,
-  /// with `max_norm`, a transform or for sparse gradients, all at its end, then with their common norm clipped.
-  /// It must leave `.grad` undefined. Null ends it.
+  /// See DataParallel::set_step_in_backward. Null ends it.
   using Update = std::function<void(const std::vector<NamedTensor>&)>;
-  void set_update(Update update, std::optional<double> max_norm);
+  void set_update(Update update, StepInBackwardOptions options);
+  /// Takes the steps that were left to the forward. *Blocks*. *Throws* what went wrong in them.
+  void finish_step();
+  /// *Throws* what went wrong in steps taken since the last call, if anything did.
+  void check_step();
   const std::shared_ptr<GradientTransform>& transform() { return launcher_.pipeline().transform(); }
   Timeline& timeline() { return timeline_; }
   std::vector<std::int64_t> bucket_sizes() const;
@@ -87,11 +94,11 @@ class Reducer final : public GradientListener {
   void leaving(const Error& error) override;
 
  private:
-  enum class Phase { idle, local, reducing };
+  enum class Phase { idle, local, reducing, draining };
   class Ending;  // queued at the end of a backward; tells a good end from an exception
 
   // The one place where the phase changes.
-  enum class Event { first_hook, by_hand, end, failure };
+  enum class Event { first_hook, by_hand, leave_rest, end, failure };
   void transition(Event event);
 
   void enter();                                // a hook fires: arms, or follows a backward to its outer one
@@ -114,7 +121,13 @@ class Reducer final : public GradientListener {
   void launch_next(bool withhold);
   void give_to_transform();
   ControlRecord closing_record();
-  bool updates_early() const { return update_ && !max_norm_ && !launcher_.transforms(); }
+  bool updates_early() const { return update_ && !update_options_.max_norm && !launcher_.transforms(); }
+  bool overlaps_forward() const { return update_ && update_options_.overlap_forward && !by_hand_ && !join_.on; }
+  void require_overlappable(const StepInBackwardOptions& options, bool transforms) const;
+  void leave_rest_to_forward();
+  void used(std::size_t watched);              // an operator is about to get a parameter, or a bucket's memory
+  void drain();
+  void raise_late_error();
   void bucket_ended(std::size_t index);
   void update_rest(const BackwardMessage& verdict);
   void note_nonfinite(const Bucket& bucket);
@@ -125,6 +138,7 @@ class Reducer final : public GradientListener {
   void check_replicas(const BackwardMessage& verdict) const;
   [[noreturn]] void name_first_difference() const;
   void finish_reduction();
+  void complete_reduction();
   void fail_reduction();
   void reduce_late(const BackwardMessage& verdict);
   void reduce_sparse(const BackwardMessage& verdict);
@@ -143,7 +157,7 @@ class Reducer final : public GradientListener {
   bool all_views_ = true;  // every `.grad` lies in its bucket
 
   Update update_;
-  std::optional<double> max_norm_;
+  StepInBackwardOptions update_options_;
 
   // Of the plan.
   std::unique_ptr<Buckets> buckets_;
@@ -165,6 +179,15 @@ class Reducer final : public GradientListener {
   bool by_hand_ = false;  // sync_grads: no backward of its own
   bool void_ = false;  // the loss of this backward has weight 0: it contributes exact zeros, even if it computes NaN
   BackwardMessage message_;
+  std::int64_t gradients_end_ns_ = 0;
+
+  // Of steps left to the next forward.
+  struct Rest {
+    std::unique_ptr<TensorWatch> watch;
+    std::optional<at::ThreadLocalState> state;  // steps are taken as they would have been in backward
+    std::exception_ptr error;                   // waits for a place that may throw
+  };
+  Rest rest_;
 
   // Of this window.
   bool sync_ = true;

@@ -88,6 +88,7 @@ void Reducer::after_accumulate(std::size_t index) {
 }
 
 void Reducer::enter() {
+  drain();
   const BackwardContext context = current_backward();
   if (phase_ != Phase::idle && context.depth < ending_depth_) {
     // Either the backward around the nested one that was followed so far, or, with a newer id, another backward: then the
@@ -131,7 +132,7 @@ void Reducer::queue_end(const BackwardContext& context) {
 
 void Reducer::reached_end(std::int64_t backward, int depth) {
   std::unique_lock lock(mutex_);
-  if (phase_ == Phase::idle || backward != backward_ || depth > ending_depth_) return;
+  if (phase_ == Phase::idle || phase_ == Phase::draining || backward != backward_ || depth > ending_depth_) return;
   if (depth == 0) {
     if (phase_ == Phase::reducing) return finish_reduction();
     remember_versions();

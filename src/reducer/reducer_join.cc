@@ -7,6 +7,7 @@ namespace unisono {
 
 void Reducer::begin_join(bool by_active, bool end_early) {
   std::lock_guard lock(mutex_);
+  drain();
   if (join_.on) throw Error(ErrorCode::invalid_argument, "join() inside join()");
   if (phase_ != Phase::idle || window_backwards_ > 0) {
     throw Error(ErrorCode::invalid_argument, "join() while gradients are being accumulated; begin it before a step");

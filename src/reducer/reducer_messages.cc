@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 
+#include "comm/c10d/recorded_group.h"
 #include "reducer/reducer.h"
 #include "reducer/replica_sample.h"
 #include "reducer/sparse_gradients.h"
@@ -17,6 +18,7 @@ void Reducer::begin_reduction() {
     bucket.pending = 0;
     for (std::size_t member : bucket.spec.members) bucket.pending += order_.expects(member);
     bucket.launched = false;
+    bucket.ended = false;
     bucket.work = {};
     bucket.stats = {.bucket = bucket.stats.bucket};
   }
@@ -29,7 +31,7 @@ void Reducer::begin_reduction() {
   if (options_.check_replicas && comparable && group_->size() > 1) {
     message_.replicas[static_cast<std::size_t>(group_->rank())] = sample_of_replica(parameters_, step_);
   }
-  launcher_.begin(*buckets_, step_, averaging_);
+  launcher_.begin(*buckets_, step_, averaging_, overlaps_forward());
 }
 
 void Reducer::mark_ready(std::size_t index) {
@@ -118,7 +120,12 @@ ControlRecord Reducer::closing_record() {
 }
 
 void Reducer::finish_reduction() {
-  const std::int64_t begin = monotonic_ns();
+  gradients_end_ns_ = monotonic_ns();
+  if (overlaps_forward()) return leave_rest_to_forward();
+  complete_reduction();
+}
+
+void Reducer::complete_reduction() {
   std::optional<ExposedTime> exposed(timeline_);
   BackwardMessage verdict(group_->size(), slots_.size());
   try {
@@ -149,10 +156,11 @@ void Reducer::finish_reduction() {
   exposed.reset();
   std::vector<BucketStats> stats;
   for (const Bucket& bucket : buckets_->all()) stats.push_back(bucket.stats);
-  timeline_.end_backward(step_, begin, std::move(stats));
+  timeline_.end_backward(step_, gradients_end_ns_, std::move(stats));
   close_window();
   ++step_;
-  ++synchronisations_;
+  if (phase_ == Phase::reducing) ++synchronisations_;
+  if (const auto second = recorded_companion(group_); second && !join_.shadow) second->mark(true);
   transition(Event::end);
   report(verdict);
 }
@@ -161,6 +169,7 @@ void Reducer::fail_reduction() {
   // What `.grad` holds now differs between ranks, as does where it holds anything.
   for (GradientSlot& slot : slots_) slot.drop();
   order_.forget_observed();
+  if (const auto second = recorded_companion(group_)) second->mark(false);
   close_window();
   ++step_;
   transition(Event::failure);
@@ -234,7 +243,7 @@ void Reducer::close_window() {
 
 void Reducer::abandon(std::int64_t backward) noexcept {
   std::lock_guard lock(mutex_);
-  if (phase_ == Phase::idle || backward != backward_) return;
+  if (phase_ == Phase::idle || phase_ == Phase::draining || backward != backward_) return;
   if (phase_ == Phase::reducing) {
     // Peers wait for the rest of this step's messages: they get them, without data and with the reason.
     try {

@@ -33,6 +33,7 @@ at::Tensor Reducer::weight(const at::Tensor& mean_loss, double n) {
 
 void Reducer::weigh(double n) {
   std::lock_guard lock(mutex_);
+  drain();
   const BackwardContext context = current_backward();
   if (phase_ != Phase::idle && context.depth >= ending_depth_ && context.id <= newest_id_) {
     // The backward of a sum of losses has begun already.

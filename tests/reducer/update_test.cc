@@ -88,7 +88,7 @@ TEST(StepInBackward, ClipsInTwoPhases) {
     auto inside = net(), after = net();
     DistributedDataParallel a(inside, group), b(after, group);
     torch::optim::SGD optimizer(after->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-    a.step_in_backward(sgd, 0.25);
+    a.step_in_backward(sgd, {.max_norm = 0.25});
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();
       a(inputs(group->rank(), step)).pow(2).sum().backward();

@@ -28,7 +28,8 @@ def build_parser() -> argparse.ArgumentParser:
     step.add_argument("--ranks", type=_numbers, default=[2], metavar="N,N", help="(2)")
     step.add_argument("--models", type=_names, metavar="M,M", help="mlp,tiny,gpt,params1000 (all)")
     step.add_argument("--parts", type=_names, metavar="P,P",
-                      help="step,memory,reducer,buckets,scaling (the first three)")
+                      help="step,memory,reducer,buckets,scaling,features,slow-link (the first three)")
+    step.add_argument("--rate", default="1gbit", metavar="R", help="of the link of slow-link, as tc takes it (1gbit)")
     step.add_argument("--seconds", type=float, metavar="S", help="to spend on each way of training a model (8)")
     return parser
 

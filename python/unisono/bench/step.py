@@ -7,6 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from unisono.bench.hosts import EmulatedHosts
 from unisono.bench.launch import BenchError, run_to_end
 from unisono.bench.models import MODELS, describe, gradient_bytes
 from unisono.bench.report import Report, Row, row_of, show_mib, show_seconds
@@ -20,7 +21,7 @@ MEMORY_WAYS = [
 CAPS = [0, 1 / 64, 1 / 4, 1, 5, 25, 100]
 DEFAULT_MODELS = ["mlp", "tiny", "gpt", "params1000"]
 GOALS = {"mlp": 8, "tiny": 30, "gpt": 3, "params1000": 35}  # percent of exposed cost, 2 ranks
-PARTS = ["step", "memory", "reducer", "buckets", "scaling", "features"]
+PARTS = ["step", "memory", "reducer", "buckets", "scaling", "features", "slow-link"]
 FEATURES = {  # model: torch's options for it to be right; None: the defaults are
     "params10000": None, "unused30": {"find_unused_parameters": True}, "gpt": None, "layerdrop": {"find_unused_parameters": True},
 }
@@ -36,26 +37,29 @@ def run(options, report: Report) -> None:
     report.say("\n" + "\n".join(f"- {name}: {describe(MODELS[name])}" for name in models)
                + "\n\nA step is forward, backward, SGD step, zero_grad(set_to_none=True); one thread per rank.")
     makers = {"step": _steps, "memory": _memory, "reducer": _reducer, "buckets": _buckets, "scaling": _scaling,
-              "features": _features}
+              "features": _features, "slow-link": _slow_link}
     for part in parts:
         makers[part](options, models, report)
     _join_memory(report.rows)
 
 
-def _train(ranks: int, model: str, ways: list[dict], options, measure: str = "time", optimize: bool = True):
-    """What each rank measured, in rank order."""
+def _train(ranks: int, model: str, ways: list[dict], options, measure: str = "time", optimize: bool = True, hosts=None):
+    """What each rank measured, in rank order. `hosts`: one rank on each of these."""
     plan = {"model": model, "ways": ways, "optimize": optimize, "seconds": options.seconds, "measure": measure,
             "rounds": 2 if options.quick else None}
     with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
         plan_path, out = Path(folder, "plan.json"), Path(folder, "out.json")
         plan_path.write_text(json.dumps(plan))
-        run_to_end(ranks, "unisono.bench.step_worker", plan_path, out)
+        if hosts:
+            hosts.run([sys.executable, "-m", "unisono.bench.step_worker", str(plan_path), str(out)])
+        else:
+            run_to_end(ranks, "unisono.bench.step_worker", plan_path, out)
         return json.loads(out.read_text())
 
 
-def _times(ranks: int, model: str, ways: list[dict], options, optimize: bool = True) -> list[list[float]]:
+def _times(ranks: int, model: str, ways: list[dict], options, optimize: bool = True, hosts=None) -> list[list[float]]:
     """Per way, the steps' seconds, each on its slowest rank."""
-    everyone = _train(ranks, model, ways, options, optimize=optimize)
+    everyone = _train(ranks, model, ways, options, optimize=optimize, hosts=hosts)
     return [[max(step) for step in zip(*one_way, strict=True)] for one_way in zip(*everyone, strict=True)]
 
 
@@ -176,6 +180,30 @@ def _features(options, _models: list[str], report: Report) -> None:
     report.table(f"Many parameters, unused ones, dropped layers, {ranks} ranks",
                  ["model", "way", "median", "min", "steps", "exposed cost"], lines)
     report.say("\nOn one host bytes cost little and bf16's conversions are all that shows; it is meant for slow links.")
+
+
+def _slow_link(options, models: list[str], report: Report) -> None:
+    """Two hosts joined by a shaped link, Gloo between them."""
+    ours, views = {"over_gloo": True, "bucket_cap_mb": 2}, {"bucket_cap_mb": 2}
+    ways = [{"impl": "unisono-ddp", "label": "unisono-ddp", "options": ours},
+            {"impl": "unisono-ddp", "label": "unisono-ddp, step in backward", "options": {**ours, "overlap_forward": False}},
+            {"impl": "unisono-ddp", "label": "unisono-ddp, overlap_forward", "options": {**ours, "overlap_forward": True}},
+            {"impl": "unisono-ddp", "label": "unisono-ddp, bf16", "options": {**ours, "transform": "bf16"}},
+            {"impl": "torch-ddp-gloo", "label": "torch-ddp-gloo", "options": views},
+            {"impl": "torch-ddp-gloo", "label": "torch-ddp-gloo, f16 hook", "options": {**views, "torch_hook": "fp16_compress_hook"}},
+            {"impl": "no-sync", "label": "no-sync", "options": ours}]
+    with EmulatedHosts(2, options.rate) as hosts:
+        for model in models:
+            print(f"  {model} on two hosts at {options.rate} ...", file=sys.stderr, flush=True)
+            samples = _times(2, model, ways, options, hosts=hosts)
+            rows = [row_of(s, bench="slow-link", model=model, impl=way["impl"], ranks=2, variant=way["label"],
+                           bytes=gradient_bytes(MODELS[model]), more={"rate": options.rate})
+                    for way, s in zip(ways, samples, strict=True)]
+            report.rows += rows
+            report.table(f"Two hosts at {options.rate}, Gloo between them: {model}, buckets of 2 MB",
+                         ["way", "median", "min", "steps", "exposed cost"],
+                         [[row.variant, show_seconds(row.median_s), show_seconds(row.min_s), str(row.count),
+                           f"{100 * (row.median_s / rows[-1].median_s - 1):+.1f}%"] for row in rows])
 
 
 def _scaling(options, models: list[str], report: Report) -> None:

@@ -18,7 +18,7 @@ namespace unisono {
 class C10dCall final : public WorkState {
  public:
   using Clock = std::chrono::steady_clock;
-  enum class Phase { queued, header, record, data };
+  enum class Phase { queued, header, record, held, data };
 
   // The group's thread.
   CallHeader header;

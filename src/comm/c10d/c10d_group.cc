@@ -30,6 +30,7 @@ Work C10dGroup::submit(DataCall data, std::size_t count, const CallOptions& opti
   call->header.divide_by_sum = divide_by_sum;
   call->header.step = options.tag.step;
   call->header.bucket = options.tag.bucket;
+  call->header.priority = options.priority;
   call->header.withhold = options.withhold ? 1 : 0;
   if (options.tag.what) std::strncpy(call->header.what.data(), options.tag.what, call->header.what.size() - 1);
   call->record = options.control;

@@ -17,21 +17,24 @@ const char* to_string(Operation operation) noexcept;
 /// that ranks which disagree about everything else can still read each other. Travels as bytes between equal machines.
 struct CallHeader {
   static constexpr std::size_t kSize = 1024;
-  static constexpr std::size_t kInline = 114;  // words and sums that fit
+  static constexpr std::size_t kInline = 112;  // words and sums that fit
 
   std::uint64_t magic = 0x6f6e6f73696e75;
   std::int64_t sequence = 0;
   std::uint64_t count = 0;  // elements; bytes for allocate
   std::int64_t step = -1;
+  std::int64_t ended = 0;  // calls with a priority that have ended on this rank
   std::int32_t bucket = -1;
   std::int32_t root = -1;
   std::int32_t divide_by_sum = -1;
+  std::int32_t priority = 0;
   std::uint32_t words = 0;
   std::uint32_t sums = 0;
   Operation operation = Operation::barrier;
   Dtype dtype = Dtype::u8;
   ReduceOp op = ReduceOp::sum;
   std::uint8_t withhold = 0;
+  std::uint8_t is_word = 0;  // no call: only to say what follows
   std::array<char, 48> what{};
   std::array<std::uint64_t, kInline> record{};
 

@@ -12,6 +12,8 @@
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <utility>
 
+#include "comm/c10d/recorded_group.h"
+
 namespace unisono {
 namespace {
 
@@ -89,7 +91,7 @@ std::shared_ptr<ProcessGroup> duplicate(ProcessGroup& group) {
 std::shared_ptr<ProcessGroup> companion(const std::shared_ptr<ProcessGroup>& group) {
   if (group->size() == 1) return group;
   std::lock_guard lock(group->companion_mutex_);
-  if (!group->companion_) group->companion_ = duplicate(*group);
+  if (!group->companion_) group->companion_ = std::make_shared<RecordedGroup>(duplicate(*group));
   return group->companion_;
 }
 
@@ -107,7 +109,12 @@ void set_companion(const std::shared_ptr<ProcessGroup>& group, std::shared_ptr<P
   if (group->companion_) {
     throw Error(ErrorCode::invalid_argument, here(*group) + "it has one already; set it before the first use");
   }
-  group->companion_ = std::move(companion);
+  group->companion_ = std::make_shared<RecordedGroup>(std::move(companion));
+}
+
+std::shared_ptr<RecordedGroup> recorded_companion(const std::shared_ptr<ProcessGroup>& group) {
+  std::lock_guard lock(group->companion_mutex_);
+  return group->companion_;
 }
 
 }  // namespace unisono

@@ -114,11 +114,18 @@ void Issuer::step() {
       complete(*moving_[i]);
       moving_.erase(moving_.begin() + static_cast<std::ptrdiff_t>(i));
     }
-    while (!waiting_.empty()) {
-      current = waiting_.front().get();
-      if (!advance(*waiting_.front())) break;
-      if (waiting_.front()->op) moving_.push_back(waiting_.front());
-      waiting_.pop_front();
+    while (true) {
+      if (waiting_.empty() && order_.wants_word()) waiting_.push_back(word());
+      if (waiting_.empty()) break;
+      const CallPtr call = waiting_.front();
+      current = call.get();
+      const Advance advanced = advance(*call);
+      if (advanced == Advance::blocked) break;
+      if (advanced == Advance::agreed) {
+        waiting_.pop_front();
+        place(call);
+      }
+      serve();
     }
     current = nullptr;
     look_around();
@@ -129,21 +136,63 @@ void Issuer::step() {
   }
 }
 
-// Moves the first waiting call on. True when it needs no more of the queue: it has ended, or its data is moving.
-bool Issuer::advance(C10dCall& call) {
+// Moves the first waiting call on until all ranks have agreed on it, or have shown that not all have made it yet.
+Issuer::Advance Issuer::advance(C10dCall& call) {
   if (call.phase == C10dCall::Phase::queued) begin(call);
-  if (!call.op->done()) return false;
+  if (!call.op->done()) return Advance::blocked;
   check_engine(call);
-  if (call.phase == C10dCall::Phase::header && !read_headers(call)) return false;
+  if (call.phase == C10dCall::Phase::header) {
+    read_headers(call);
+    if (call.phase == C10dCall::Phase::queued) return Advance::postponed;
+  }
   if (call.phase == C10dCall::Phase::record) {
-    if (!call.op->done()) return false;
+    if (!call.op->done()) return Advance::blocked;
     check_engine(call);
     read_records(call);
   }
-  return start_data(call);
+  return Advance::agreed;
+}
+
+// A call whose headers agree: without a priority its data moves at once, else when its turn has come.
+void Issuer::place(const CallPtr& call) {
+  call->op.reset();
+  if (call->header.is_word != 0) return;
+  const bool withheld =
+      std::any_of(call->headers.begin(), call->headers.end(), [](const CallHeader& header) { return header.withhold != 0; });
+  const bool moves = call->header.operation != Operation::barrier && call->header.operation != Operation::allocate;
+  if (withheld || !moves || call->header.count == 0) {
+    call->succeed(withheld, {});
+  } else if (call->header.priority == 0) {
+    start_data(call);
+  } else {
+    call->phase = C10dCall::Phase::held;
+    held_.emplace(call->header.sequence, call);
+    order_.add(call->header.sequence, call->header.priority);
+  }
+}
+
+void Issuer::serve() {
+  while (const auto sequence = order_.next()) {
+    const auto turn = held_.find(*sequence);
+    start_data(turn->second);
+    held_.erase(turn);
+  }
+}
+
+// Tells the others how many calls have ended here when no call of ours is due that could.
+Issuer::CallPtr Issuer::word() const {
+  const C10dCall& held = *held_.begin()->second;
+  auto call = std::make_shared<C10dCall>();
+  call->header.sequence = held.header.sequence;
+  call->header.is_word = 1;
+  call->tag = held.tag;
+  call->timeout = held.timeout;
+  call->deadline = held.deadline;
+  return call;
 }
 
 void Issuer::begin(C10dCall& call) {
+  call.header.ended = order_.ended();
   const auto packed = pack(call.record);
   call.header.words = static_cast<std::uint32_t>(call.record.words.size());
   call.header.sums = static_cast<std::uint32_t>(call.record.sums.size());
@@ -154,24 +203,29 @@ void Issuer::begin(C10dCall& call) {
   await(call, engine_.gather_bytes(block.data(), block.size(), left(call)));
 }
 
-// False when the record has to follow and is not there yet.
-bool Issuer::read_headers(C10dCall& call) {
+// The next phase is `record` when the record has to follow, `queued` when some rank had only a word to say.
+void Issuer::read_headers(C10dCall& call) {
   const auto bytes = Engine::fetch(*call.op);
   call.headers.resize(bytes.size() / CallHeader::kSize);
   for (std::size_t rank = 0; rank < call.headers.size(); ++rank)
     std::memcpy(&call.headers[rank], bytes.data() + rank * CallHeader::kSize, sizeof(CallHeader));
+  const auto less = [](const CallHeader& a, const CallHeader& b) { return a.ended < b.ended; };
+  order_.learn(std::min_element(call.headers.begin(), call.headers.end(), less)->ended);
+  if (std::any_of(call.headers.begin(), call.headers.end(), [](const CallHeader& h) { return h.is_word != 0; })) {
+    if (call.header.is_word == 0) call.phase = C10dCall::Phase::queued;
+    return;
+  }
   if (auto difference = find_difference(call.headers, engine_.name())) throw Error(ErrorCode::mismatch, *difference);
   last_entered_ = describe(call.header);
   if (!call.header.record_is_inline()) {
     const auto packed = pack(call.record);
     call.phase = C10dCall::Phase::record;
     await(call, engine_.gather_bytes(packed.data(), packed.size() * sizeof(packed[0]), left(call)));
-    return call.op->done();
+    return;
   }
   std::vector<ControlRecord> records;
   for (const auto& header : call.headers) records.push_back(unpack(header.record.data(), header.words, header.sums));
   call.combined = combine(records);
-  return true;
 }
 
 void Issuer::read_records(C10dCall& call) {
@@ -185,19 +239,11 @@ void Issuer::read_records(C10dCall& call) {
   call.combined = combine(records);
 }
 
-bool Issuer::start_data(C10dCall& call) {
-  call.op.reset();
-  const bool withheld =
-      std::any_of(call.headers.begin(), call.headers.end(), [](const CallHeader& header) { return header.withhold != 0; });
-  const bool moves = call.header.operation != Operation::barrier && call.header.operation != Operation::allocate;
-  if (withheld || !moves || call.header.count == 0) {
-    call.succeed(withheld, {});
-    return true;
-  }
-  call.phase = C10dCall::Phase::data;
-  call.inputs_ready.make_current_stream_wait();
-  await(call, engine_.start(call.data, left(call)));
-  return true;
+void Issuer::start_data(const CallPtr& call) {
+  call->phase = C10dCall::Phase::data;
+  call->inputs_ready.make_current_stream_wait();
+  await(*call, engine_.start(call->data, left(*call)));
+  moving_.push_back(call);
 }
 
 void Issuer::await(C10dCall& call, EngineOp op) {
@@ -221,6 +267,7 @@ void Issuer::complete(C10dCall& call) {
   if (call.header.divide_by_sum >= 0) divisor = call.combined.sums[static_cast<std::size_t>(call.header.divide_by_sum)];
   if (call.op->finish) call.op->finish(divisor);
   call.op.reset();
+  if (call.header.priority != 0) order_.ended_here();
   call.succeed(false, StreamFence(call.data.out.device));
 }
 
@@ -240,6 +287,7 @@ void Issuer::look_around() {
   };
   std::for_each(moving_.begin(), moving_.end(), check);
   std::for_each(waiting_.begin(), waiting_.end(), check);
+  for (const auto& [sequence, call] : held_) check(call);
 }
 
 void Issuer::fail_all(const Error& cause) {
@@ -250,6 +298,8 @@ void Issuer::fail_all(const Error& cause) {
   };
   for (auto& call : moving_) fail(*call);
   for (auto& call : waiting_) fail(*call);
+  for (auto& [sequence, call] : held_) fail(*call);
+  held_.clear();
   moving_.clear();
   waiting_.clear();
 }

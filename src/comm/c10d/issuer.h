@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -12,6 +13,7 @@
 
 #include "comm/c10d/c10d_call.h"
 #include "comm/c10d/notice_board.h"
+#include "comm/c10d/service_order.h"
 
 namespace unisono {
 
@@ -20,7 +22,8 @@ namespace unisono {
 ///
 ///   header of call k, (its record, when large), data of call k, header of call k+1, ...
 ///
-/// It does not wait for the data of call k before the header of call k+1; data of several calls is in flight at once.
+/// It does not wait for the data of call k before the header of call k+1; data of several calls is in flight at once. The data of calls
+/// with a priority waits for its turn, see ServiceOrder.
 class Issuer {
  public:
   /// How messages about a call begin: "unisono c10d/gloo group, rank 0 of 2, all_reduce 17 (...)".
@@ -49,13 +52,17 @@ class Issuer {
 
   void run();
   bool must_poll() const;
-  bool idle() const { return waiting_.empty() && moving_.empty(); }
+  bool idle() const { return waiting_.empty() && moving_.empty() && held_.empty(); }
   void step();
-  bool advance(C10dCall& call);
+  enum class Advance { blocked, postponed, agreed };
+  Advance advance(C10dCall& call);
   void begin(C10dCall& call);
-  bool read_headers(C10dCall& call);
+  void read_headers(C10dCall& call);
   void read_records(C10dCall& call);
-  bool start_data(C10dCall& call);
+  void place(const CallPtr& call);
+  void serve();
+  CallPtr word() const;
+  void start_data(const CallPtr& call);
   void await(C10dCall& call, EngineOp op);
   void complete(C10dCall& call);
   void check_engine(C10dCall& call);
@@ -75,6 +82,8 @@ class Issuer {
   bool stop_ = false;
   // The thread's own.
   std::deque<CallPtr> waiting_;  // the first one's header or record is under way
+  std::map<std::int64_t, CallPtr> held_;  // agreed on; their data waits for its turn
+  ServiceOrder order_;
   std::vector<CallPtr> moving_;
   std::vector<EngineOp> abandoned_;  // of failed calls: the engine may still use their memory
   C10dCall::Clock::time_point looked_;

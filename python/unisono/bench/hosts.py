@@ -1,0 +1,79 @@
+"""Several hosts on one machine: network namespaces on a bridge, each link shaped by tc. Needs root and iproute2."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+
+from unisono.bench.launch import BenchError, worker_environment
+
+
+class EmulatedHosts:
+    """Host i has the address 10.78.0.(i+1) on its interface "eth"; `rate` is tc's, e.g. "1gbit". Use in a `with`."""
+
+    def __init__(self, hosts: int, rate: str):
+        self.hosts, self.rate = hosts, rate
+        self._tag = f"ub{os.getpid() % 10000}"
+
+    def __enter__(self):
+        if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc"))):
+            raise BenchError("emulated hosts need root and iproute2 (ip, tc)")
+        try:
+            self._ip("link", "add", self._tag, "type", "bridge")
+            self._ip("link", "set", self._tag, "up")
+            for host in range(self.hosts):
+                self._add(host)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _add(self, host: int) -> None:
+        name, inside = f"{self._tag}h{host}", ("-n", f"{self._tag}h{host}")
+        self._ip("netns", "add", name)
+        self._ip("link", "add", f"{self._tag}v{host}", "type", "veth", "peer", "name", "eth", "netns", name)
+        self._ip("link", "set", f"{self._tag}v{host}", "master", self._tag, "up")
+        self._ip(*inside, "addr", "add", f"10.78.0.{host + 1}/24", "dev", "eth")
+        for link in ("lo", "eth"):
+            self._ip(*inside, "link", "set", link, "up")
+        # A short queue: a long one would delay small messages behind large ones for as long as it is.
+        self._call("tc", *inside, "qdisc", "add", "dev", "eth", "root", "tbf", "rate", self.rate, "burst", "256kb",
+                   "latency", "20ms")
+
+    def __exit__(self, *_):
+        for host in range(self.hosts):
+            self._call("ip", "netns", "del", f"{self._tag}h{host}", check=False)
+        self._call("ip", "link", "del", self._tag, check=False)
+
+    def _ip(self, *args: str) -> None:
+        self._call("ip", *args)
+
+    @staticmethod
+    def _call(*command: str, check: bool = True) -> None:
+        done = subprocess.run(command, capture_output=True, text=True)
+        if check and done.returncode != 0:
+            raise BenchError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+    def run(self, command: list[str], per_host: int = 1) -> None:
+        """`command` on every host, `per_host` ranks each, to its end. *Throws* BenchError with the last words of a rank that failed."""
+        ranks = self.hosts * per_host
+        running = []
+        for rank in range(ranks):
+            host = rank // per_host
+            environment = {**worker_environment(), "RANK": str(rank), "WORLD_SIZE": str(ranks),
+                           "LOCAL_RANK": str(rank % per_host), "LOCAL_WORLD_SIZE": str(per_host),
+                           "MASTER_ADDR": "10.78.0.1", "MASTER_PORT": "29511", "GLOO_SOCKET_IFNAME": "eth"}
+            output = tempfile.TemporaryFile("w+")  # noqa: SIM115
+            running.append((rank, output, subprocess.Popen(
+                ["ip", "netns", "exec", f"{self._tag}h{host}", *command], stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, env=environment)))
+        failed = None
+        for rank, output, process in running:
+            if process.wait() != 0 and failed is None:
+                output.seek(0)
+                failed = f"rank {rank} ended with {process.returncode}:\n  " + "\n  ".join(output.read().splitlines()[-15:])
+                for _, _, other in running:
+                    other.terminate()
+            output.close()
+        if failed:
+            raise BenchError(failed)

@@ -1,0 +1,138 @@
+"""Optimizer steps that are left to the next forward, from Python: over our groups and over Gloo."""
+
+import copy
+import io
+
+import pytest
+import torch
+from ranks import outcome_of
+from torch import nn
+from torch_group import torch_group
+
+from unisono import DistributedDataParallel
+
+
+def net():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 9), nn.BatchNorm1d(9), nn.Tanh(), nn.Linear(9, 7), nn.Tanh(), nn.Linear(7, 4))
+
+
+def train(group, overlap, steps=6, wrap=lambda module: module, between=lambda ddp, optimizer: None):
+    """The digest after some steps with a learning rate that changes in each."""
+    ddp = DistributedDataParallel(net(), process_group=group, bucket_cap_mb=0)
+    optimizer = torch.optim.AdamW(ddp.module.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    if overlap:
+        ddp.step_in_backward(optimizer, overlap_forward=True)
+    forward = wrap(ddp)
+    torch.manual_seed(group.rank())
+    for batch in torch.randn(steps, 5, 6):
+        optimizer.zero_grad()
+        forward(batch).pow(2).mean().backward()
+        optimizer.step()
+        schedule.step()
+        between(ddp, optimizer)
+    return ddp.digest(), ddp.replicas_identical()
+
+
+def both(group):
+    return train(group, True), train(group, False)
+
+
+def test_the_same_bits_as_afterwards(on_ranks):
+    for overlapped, afterwards in on_ranks(2, both):
+        assert overlapped == afterwards
+        assert overlapped[1]
+
+
+def over_gloo():
+    with torch_group("gloo") as world:
+        return both(world)
+
+
+def test_over_gloo(on_ranks):
+    for overlapped, afterwards in on_ranks(3, over_gloo, group=False):
+        assert overlapped == afterwards
+        assert overlapped[1]
+
+
+def saved(group):
+    """What is saved between backward and the next forward is the state after the step, whichever is saved first."""
+    out = []
+    for order in ("model", "optimizer"):
+        states = []
+
+        def save(ddp, optimizer, order=order, states=states):
+            def model():
+                buffer = io.BytesIO()
+                torch.save(ddp.module.state_dict(), buffer)
+                return torch.load(io.BytesIO(buffer.getvalue()))
+
+            if order == "model":
+                states.append((model(), copy.deepcopy(optimizer.state_dict())))
+            else:
+                optimizer_state = copy.deepcopy(optimizer.state_dict())
+                states.append((model(), optimizer_state))
+
+        train(group, True, 2, between=save)
+        overlapped, states = states[-1], states
+        states.clear()
+        train(group, False, 2, between=save)
+        out.append((_flat(overlapped), _flat(states[-1])))
+    return [torch.equal(a, b) for a, b in out]
+
+
+def _flat(states):
+    model, optimizer = states
+    values = [v for v in model.values()]
+    values += [v for state in optimizer["state"].values() for v in state.values()]
+    return torch.cat([v.double().flatten() for v in values])
+
+
+def test_saved_between_steps(on_ranks):
+    assert on_ranks(2, saved) == [[True, True]] * 2
+
+
+def compiled(group, how):
+    def wrap(ddp):
+        if how == "inside":
+            ddp.module.compile(backend="inductor")
+            return ddp
+        return torch.compile(ddp, backend="inductor")
+
+    a = train(group, True, wrap=wrap)
+    torch._dynamo.reset()
+    b = train(group, False, wrap=wrap)
+    torch._dynamo.reset()
+    return a == b
+
+
+@pytest.mark.parametrize("how", ["inside", "outside"])
+def test_compiled(on_ranks, how):
+    assert on_ranks(2, compiled, how) == [True, True]
+
+
+def failing(group):
+    class Fails(torch.optim.SGD):
+        fail = False
+
+        def step(self, closure=None):
+            if self.fail:
+                raise RuntimeError("the optimizer has had enough")
+            return super().step(closure)
+
+    ddp = DistributedDataParallel(net(), process_group=group)
+    optimizer = Fails(ddp.module.parameters(), 0.1)
+    ddp.step_in_backward(optimizer, overlap_forward=True)
+    ddp(torch.ones(3, 6)).sum().backward()
+    ddp.finish_step()
+    optimizer.__class__.fail = True
+    out = outcome_of(lambda: ddp(ddp(torch.ones(3, 6)).sum().backward() or torch.ones(3, 6)))
+    optimizer.__class__.fail = False
+    return out.type, out.message
+
+
+def test_an_optimizer_that_fails(on_ranks):
+    for kind, message in on_ranks(2, failing):
+        assert kind == "RuntimeError"
+        assert "had enough" in message
