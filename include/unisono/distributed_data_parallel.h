@@ -36,9 +36,9 @@ struct StepInBackwardOptions {
   /// usually in the next forward. Over a slow link the first layers' buckets are served first. For groups whose calls go on in
   /// the background; not with `max_norm`, a gradient transform or sparse gradients. Inside a join it is as if it were off.
   bool overlap_forward = false;
-  /// With `overlap_forward`: called when a backward returns with steps left to take, to remember what must not change until then
-  /// (a learning rate).
-  std::function<void()> on_return = nullptr;
+  /// With `overlap_forward`: called with true when a backward returns with steps left to take, to remember what must not change until
+  /// then (a learning rate), and with false when none is left.
+  std::function<void(bool)> steps_left = nullptr;
 };
 
 /// What `DistributedDataParallel` does that does not depend on the module's type; the Python wrapper uses it too.

@@ -146,7 +146,7 @@ void bind_data_parallel(py::module_& module) {
       .def(
           "set_step_in_backward",
           [](DataParallel& self, std::function<void(const std::vector<at::Tensor>&)> update, std::optional<double> max_norm,
-             bool overlap_forward, std::function<void()> on_return) {
+             bool overlap_forward, std::function<void(bool)> steps_left) {
             if (!update) return self.set_step_in_backward(nullptr);
             self.set_step_in_backward(
                 [update = std::move(update)](const std::vector<NamedTensor>& parameters) {
@@ -154,10 +154,10 @@ void bind_data_parallel(py::module_& module) {
                   for (const NamedTensor& p : parameters) tensors.push_back(p.tensor);
                   update(tensors);
                 },
-                {max_norm, overlap_forward, std::move(on_return)});
+                {max_norm, overlap_forward, std::move(steps_left)});
           },
           py::arg("update").none(true), py::arg("max_norm") = py::none(), py::arg("overlap_forward") = false,
-          py::arg("on_return").none(true) = py::none())
+          py::arg("steps_left").none(true) = py::none())
       .def("finish_step", &DataParallel::finish_step, WithoutGil())
       .def("check_step", &DataParallel::check_step, WithoutGil())
       .def("digest", &DataParallel::digest, WithoutGil())

@@ -28,7 +28,7 @@ class BackwardOptimizers:
                         raise InvalidArgumentError(f"parameter '{names[id(parameter)]}' is in two optimizers")
                     self._place[id(parameter)] = i, g
 
-    def __call__(self, parameters) -> None:
+    def take(self, parameters) -> None:
         chosen = {}
         for parameter in parameters:
             if (place := self._place.get(id(parameter))) is not None:
@@ -42,9 +42,10 @@ class BackwardOptimizers:
                 parameter.grad = None
 
 
-    def remember(self) -> None:
+    def steps_left(self, any_left: bool) -> None:
         """Steps that are taken later are taken with the settings of now: a scheduler may go on before them."""
-        self._settings = [[dict(group) for group in optimizer.param_groups] for optimizer in self._optimizers]
+        self._settings = [[dict(group) for group in optimizer.param_groups]
+                          for optimizer in self._optimizers] if any_left else None
 
     def finish_before_saving(self) -> None:
         """An optimizer's state is whole only when no step is left to take."""

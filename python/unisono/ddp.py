@@ -179,7 +179,9 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
             self._overlaps = False
             return
         steps = BackwardOptimizers(self, optimizers)
-        self._core.set_step_in_backward(steps, max_norm, overlap_forward, steps.remember if overlap_forward else None)
+        # Called from within a compiled forward they would be compiled, on each rank for the parameters of the moment.
+        take, steps_left = map(torch.compiler.disable, (steps.take, steps.steps_left))
+        self._core.set_step_in_backward(take, max_norm, overlap_forward, steps_left if overlap_forward else None)
         self._overlaps = overlap_forward
         if overlap_forward:
             steps.finish_before_saving()

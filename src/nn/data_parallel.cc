@@ -1,6 +1,10 @@
+#include <pthread.h>
+
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <set>
+#include <thread>
 
 #include <ATen/ATen.h>
 
@@ -73,6 +77,39 @@ void require_unwrapped(const std::vector<NamedTensor>& parameters) {
                 "or destroy the other wrapper first.");
   }
 }
+
+// While it lives, what a forward and backward of this rank would send over the companion group is sent, with nothing in it, by the
+// thread "uni-join": where it stands among the messages of the group itself is not the same on all ranks.
+class ReplayedForward {
+ public:
+  explicit ReplayedForward(std::shared_ptr<ProcessGroup> group) : group_(std::move(group)), second_(recorded_companion(group_)) {
+    if (second_) thread_ = std::thread([this] { run(); });
+  }
+  ~ReplayedForward() {
+    if (!second_) return;
+    if (std::uncaught_exceptions() > exceptions_) {
+      second_->abort(Error(ErrorCode::peer_lost, "a join has failed on rank " + std::to_string(group_->rank())));
+    }
+    thread_.join();
+  }
+  ReplayedForward(const ReplayedForward&) = delete;
+  ReplayedForward& operator=(const ReplayedForward&) = delete;
+
+ private:
+  void run() {
+    pthread_setname_np(pthread_self(), "uni-join");
+    try {
+      second_->replay();
+    } catch (const Error& error) {
+      group_->abort(error);  // whoever waits there learns why
+    }
+  }
+
+  std::shared_ptr<ProcessGroup> group_;
+  std::shared_ptr<RecordedGroup> second_;
+  int exceptions_ = std::uncaught_exceptions();
+  std::thread thread_;
+};
 
 }  // namespace
 
@@ -199,10 +236,12 @@ void DataParallel::begin_join(const JoinOptions& options) {
 void DataParallel::finish_join() {
   State& s = *state_;
   try {
-    do {
-      if (wants_buffers()) before_forward(s.buffers);
-      if (const auto second = recorded_companion(s.group)) second->replay();
-    } while (s.reducer->shadow_step());
+    bool others_go_on = true;
+    while (others_go_on) {
+      const ReplayedForward forward(s.group);
+      before_forward(s.buffers);
+      others_go_on = s.reducer->shadow_step();
+    }
     const int last = s.reducer->authority();
     broadcast_state(s.parameters, last, *s.group, "parameters after join");
     broadcast_state(s.buffers, last, *s.group, "buffers after join");

@@ -1,5 +1,7 @@
 #include "reducer/reducer.h"
 
+#include <utility>
+
 #include <ATen/ATen.h>
 
 namespace unisono {
@@ -92,7 +94,8 @@ void Reducer::transition(Event event) {
   } else if (event == Event::leave_rest && phase_ == Phase::reducing) {
     phase_ = Phase::draining;
   } else if ((event == Event::end || event == Event::failure) && phase_ != Phase::idle) {
-    phase_ = Phase::idle;
+    const bool drained = std::exchange(phase_, Phase::idle) == Phase::draining;
+    if (drained && update_options_.steps_left) update_options_.steps_left(false);
     watch_.reset();
     rest_.watch.reset();
     order_.forget_walk();

@@ -65,7 +65,7 @@ void Reducer::leave_rest_to_forward() {
     ExposedTime exposed(timeline_);
     try {
       while (!launcher_.all_launched()) launch_next(false);
-      if (update_options_.on_return) update_options_.on_return();
+      if (update_options_.steps_left) update_options_.steps_left(true);
     } catch (...) {
       fail_reduction();
       throw;

@@ -84,19 +84,88 @@ def test_an_exception_of_the_body_comes_through(on_ranks):
     assert on_ranks(2, body_raises) == ["KeyError"] * 2
 
 
-def with_sync_batch_norm(group, throw):
-    net = nn.Sequential(nn.Linear(4, 4), unisono.SyncBatchNorm(4, process_group=group))
+def normalised(process_group=None, layer=None):
+    torch.manual_seed(3)
+    layer = layer or (lambda: unisono.SyncBatchNorm(5, process_group=process_group))
+    return nn.Sequential(nn.Linear(4, 5), layer(), nn.Tanh(), nn.Linear(5, 5), layer(), nn.Linear(5, 1)).double()
+
+
+def micro_batches(rank, steps):
+    """Three per step, the last of each step synchronising."""
+    generator = torch.Generator().manual_seed(rank)
+    return [[torch.randn(3 + rank, 4, generator=generator, dtype=torch.float64) for _ in range(3)] for _ in range(steps)]
+
+
+STEPS = [4, 2, 3]
+
+
+def joined_with_sync_batch_norm(group):
+    net = normalised(group)
+    ddp = DistributedDataParallel(net, process_group=group, bucket_cap_mb=0)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for epoch in range(2):
+        with ddp.join():
+            for micros in micro_batches(group.rank() + 10 * epoch, STEPS[group.rank()]):
+                optimizer.zero_grad()
+                for i, x in enumerate(micros):
+                    with ddp.no_sync(enabled=i < len(micros) - 1):
+                        ddp.weight(ddp(x).pow(2).mean(), len(x)).backward()
+                optimizer.step()
+    return ddp.replicas_identical(), [t.tolist() for t in [*net.parameters(), *net.buffers()]]
+
+
+def test_sync_batch_norm_inside_join_is_one_process_on_the_union(on_ranks):
+    net = normalised(layer=lambda: nn.BatchNorm1d(5))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for epoch in range(2):
+        everyone = [micro_batches(rank + 10 * epoch, steps) for rank, steps in enumerate(STEPS)]
+        for step in range(max(STEPS)):
+            optimizer.zero_grad()
+            count, total = 0, 0
+            for i in range(3):
+                x = torch.cat([batches[step][i] for batches in everyone if step < len(batches)])
+                total = total + net(x).pow(2).sum()
+                count += len(x)
+            (total / count).backward()
+            optimizer.step()
+    for identical, values in on_ranks(3, joined_with_sync_batch_norm):
+        assert identical
+        for ours, reference in zip(values, [*net.parameters(), *net.buffers()], strict=True):
+            # f64 throughout; the statistics are summed in another order
+            torch.testing.assert_close(torch.tensor(ours, dtype=reference.dtype), reference.detach(), rtol=1e-10, atol=1e-12)
+
+
+def ends_in_the_middle(group):
+    """Rank 1 runs out of inputs after the first of a step's two micro-batches."""
+    net = normalised(group)
+    ddp = DistributedDataParallel(net, process_group=group)
+    with ddp.join():
+        for step in range(3):
+            ddp.zero_grad()
+            with ddp.no_sync():
+                ddp(torch.ones(2, 4, dtype=torch.float64) * step).sum().backward()
+            if group.rank() == 1 and step == 1:
+                break
+            ddp(torch.ones(2, 4, dtype=torch.float64) - step).sum().backward()
+    return ddp.replicas_identical()
+
+
+def test_a_rank_that_ends_in_the_middle_of_a_step(on_ranks):
+    assert on_ranks(2, ends_in_the_middle) == [True, True]
+
+
+def with_torch_sync_batch_norm(group, throw):
+    net = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
     ddp = DistributedDataParallel(net, process_group=group)
 
     def train():
         with ddp.join(throw_on_early_termination=throw):
-            for _ in range(2):
-                ddp(torch.randn(3, 4)).sum().backward()
+            pass
 
     return outcome_of(train)
 
 
-def test_sync_batch_norm_needs_every_rank(on_ranks):
-    for raised in on_ranks(2, with_sync_batch_norm, False):
-        assert raised.type == "InvalidArgumentError" and "'1' is a SyncBatchNorm" in raised.message
-    assert on_ranks(2, with_sync_batch_norm, True) == [None, None]  # both end together: nobody ends early
+def test_torchs_sync_batch_norm_needs_every_rank(on_ranks):
+    for raised in on_ranks(2, with_torch_sync_batch_norm, False):
+        assert raised.type == "InvalidArgumentError" and "'1' is torch's SyncBatchNorm" in raised.message
+    assert on_ranks(2, with_torch_sync_batch_norm, True) == [None, None]  # both end together: nobody ends early

@@ -36,22 +36,22 @@ void RecordedGroup::replay() {
   }
 }
 
-void RecordedGroup::note(Kind kind, const Buffer& data, const AllReduceOptions& options) {
+void RecordedGroup::note(Call call) {
   const std::lock_guard lock(mutex_);
   constexpr std::size_t kMost = 1 << 16;  // forwards that no synchronisation follows: nobody will ask for them
   if (begun_.size() == kMost) begun_.clear();
-  begun_.push_back({kind, data.count, data.dtype, options});
+  begun_.push_back(std::move(call));
 }
 
 Work RecordedGroup::all_reduce(Buffer data, const AllReduceOptions& options) {
-  note(Kind::all_reduce, data, options);
+  note({Kind::all_reduce, data.count, data.dtype, options});
   return inner_->all_reduce(std::move(data), options);
 }
 
 Work RecordedGroup::all_gather(Buffer out, Buffer in, const CallOptions& options) {
   AllReduceOptions noted;
   static_cast<CallOptions&>(noted) = options;
-  note(Kind::all_gather, in, noted);
+  note({Kind::all_gather, in.count, in.dtype, noted});
   return inner_->all_gather(std::move(out), std::move(in), options);
 }
 

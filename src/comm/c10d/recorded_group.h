@@ -10,7 +10,7 @@ namespace unisono {
 
 /// A group that remembers which calls were made through it, and can make them once more with nothing in them: how a rank without
 /// inputs takes part in collectives that the other ranks' forwards and backwards make. For messages in which zeros mean "no data".
-/// *Threads*: as the group inside; marks and replays come from the training thread.
+/// *Threads*: as the group inside.
 class RecordedGroup final : public ProcessGroup {
  public:
   explicit RecordedGroup(std::shared_ptr<ProcessGroup> inner);
@@ -37,7 +37,7 @@ class RecordedGroup final : public ProcessGroup {
     Dtype dtype;
     AllReduceOptions options;
   };
-  void note(Kind kind, const Buffer& data, const AllReduceOptions& options);
+  void note(Call call);
 
   std::shared_ptr<ProcessGroup> inner_;
   mutable std::mutex mutex_;
