@@ -88,22 +88,32 @@ def test_saved_between_steps(on_ranks):
 
 
 def compiled(group, how):
+    seen = []
+
     def wrap(ddp):
         if how == "inside":
             ddp.module.compile(backend="inductor")
-            return ddp
-        return torch.compile(ddp, backend="inductor")
+            forward = ddp
+        else:
+            forward = torch.compile(ddp, backend="inductor")
 
-    a = train(group, True, wrap=wrap)
-    torch._dynamo.reset()
-    b = train(group, False, wrap=wrap)
-    torch._dynamo.reset()
-    return a == b
+        def evaluate(ddp, optimizer):
+            with torch.no_grad():  # nothing but compiled kernels reads the parameters here
+                seen.append(forward(torch.ones(3, 6)))
+
+        ddp.evaluate = evaluate
+        return forward
+
+    results = []
+    for overlap in (True, False):
+        results.append(train(group, overlap, wrap=wrap, between=lambda ddp, optimizer: ddp.evaluate(ddp, optimizer)))
+        torch._dynamo.reset()
+    return results[0] == results[1], torch.equal(torch.stack(seen[:6]), torch.stack(seen[6:]))
 
 
 @pytest.mark.parametrize("how", ["inside", "outside"])
 def test_compiled(on_ranks, how):
-    assert on_ranks(2, compiled, how) == [True, True]
+    assert on_ranks(2, compiled, how) == [(True, True)] * 2
 
 
 def failing(group):

@@ -45,7 +45,7 @@ TEST(ServiceOrder, AllRanksDecideAlikeWhateverTheTiming) {
         r.started.push_back(*next);
         r.moving.insert(*next);
       }
-      ASSERT_LE(r.moving.size(), 2u);
+      ASSERT_LE(r.moving.size(), static_cast<std::size_t>(ServiceOrder::kMoving));
     };
     int steps = 0;
     const auto finished = [&](const Rank& r) { return r.started.size() == calls && r.moving.empty(); };
@@ -148,8 +148,8 @@ class GatedBackend final : public c10d::Backend {
   Gate& gate_;
 };
 
-// Calls 1 to 5 elements long are made in this order. Two move at once; whenever one has ended on both ranks the highest priority of
-// those that wait goes next.
+// Calls of 1, 2, 3 ... elements are made in this order, three more than may move at once; whenever one has ended on both ranks the
+// highest priority of those that wait goes next.
 TEST(Priority, HigherOnesOvertakeThoseThatWait) {
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   std::vector<Gate> gates(2);
@@ -167,36 +167,42 @@ TEST(Priority, HigherOnesOvertakeThoseThatWait) {
     });
   }
   for (auto& thread : threads) thread.join();
-  std::vector<float> memory(5);
+  constexpr std::size_t kMoving = ServiceOrder::kMoving, kCalls = kMoving + 3;
+  std::vector<float> memory(kCalls);
   std::vector<Work> works;
-  const std::int32_t priority[] = {1, 2, 3, 1, 5};
-  for (std::size_t call = 0; call < 5; ++call) {
+  std::vector<std::int32_t> priority(kMoving, 1);
+  priority.insert(priority.end(), {3, 1, 5});
+  const auto wait_for = [&](std::size_t n) {
+    for (Gate& gate : gates) {
+      while (gate.issued_so_far() < n) std::this_thread::yield();
+    }
+  };
+  for (std::size_t call = 0; call < kCalls; ++call) {
+    if (call == kMoving) wait_for(kMoving);
     for (auto& group : groups) {
       AllReduceOptions options;
       options.priority = priority[call];
       works.push_back(group->all_reduce({memory.data(), call + 1, Dtype::f32}, options));
     }
   }
-  // A barrier has no priority: it passes, and shows that all five are known on both ranks.
+  // A barrier has no priority: it passes, and shows that all are known on both ranks.
   for (auto& group : groups) works.push_back(group->barrier());
   for (std::size_t i = works.size() - 2; i < works.size(); ++i) works[i].wait();
-  const auto wait_for = [&](std::size_t n) {
-    for (Gate& gate : gates) {
-      while (gate.issued_so_far() < n) std::this_thread::yield();
-    }
-  };
-  wait_for(2);
   // One rank alone has ended a call: nothing new may start.
   gates[0].open_next();
-  EXPECT_EQ(gates[0].issued_so_far(), 2u);
+  EXPECT_EQ(gates[0].issued_so_far(), kMoving);
   gates[1].open_next();
-  for (std::size_t n = 3; n <= 5; ++n) {
+  for (std::size_t n = kMoving + 1; n <= kCalls; ++n) {
     wait_for(n);
     for (Gate& gate : gates) gate.open_next();
   }
-  for (Gate& gate : gates) gate.open_next();
+  for (std::size_t left = 1; left < kMoving; ++left) {
+    for (Gate& gate : gates) gate.open_next();
+  }
   for (Work& work : works) work.wait();
-  const std::vector<std::int64_t> expected{1, 2, 5, 3, 4};
+  std::vector<std::int64_t> expected;
+  for (std::int64_t call = 1; call <= ServiceOrder::kMoving; ++call) expected.push_back(call);
+  for (std::int64_t call : {3, 1, 2}) expected.push_back(ServiceOrder::kMoving + call);
   EXPECT_EQ(gates[0].issued, expected);
   EXPECT_EQ(gates[1].issued, expected);
 }

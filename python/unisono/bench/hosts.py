@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 
 from unisono.bench.launch import BenchError, worker_environment
 
@@ -36,9 +37,9 @@ class EmulatedHosts:
         self._ip(*inside, "addr", "add", f"10.78.0.{host + 1}/24", "dev", "eth")
         for link in ("lo", "eth"):
             self._ip(*inside, "link", "set", link, "up")
-        # A short queue: a long one would delay small messages behind large ones for as long as it is.
+        # A queue like a switch's port: behind a long one acknowledgements wait and TCP does not fill the link.
         self._call("tc", *inside, "qdisc", "add", "dev", "eth", "root", "tbf", "rate", self.rate, "burst", "256kb",
-                   "latency", "20ms")
+                   "latency", "2ms")
 
     def __exit__(self, *_):
         for host in range(self.hosts):
@@ -56,24 +57,36 @@ class EmulatedHosts:
 
     def run(self, command: list[str], per_host: int = 1) -> None:
         """`command` on every host, `per_host` ranks each, to its end. *Throws* BenchError with the last words of a rank that failed."""
+        with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
+            self._run(command, per_host, f"file:{folder}/store")
+
+    def _run(self, command: list[str], per_host: int, store: str) -> None:
         ranks = self.hosts * per_host
         running = []
         for rank in range(ranks):
             host = rank // per_host
             environment = {**worker_environment(), "RANK": str(rank), "WORLD_SIZE": str(ranks),
                            "LOCAL_RANK": str(rank % per_host), "LOCAL_WORLD_SIZE": str(per_host),
-                           "MASTER_ADDR": "10.78.0.1", "MASTER_PORT": "29511", "GLOO_SOCKET_IFNAME": "eth"}
+                           "MASTER_ADDR": "10.78.0.1", "MASTER_PORT": "29511", "UNISONO_STORE": store, "GLOO_SOCKET_IFNAME": "eth"}
             output = tempfile.TemporaryFile("w+")  # noqa: SIM115
             running.append((rank, output, subprocess.Popen(
                 ["ip", "netns", "exec", f"{self._tag}h{host}", *command], stdin=subprocess.DEVNULL, stdout=output,
                 stderr=subprocess.STDOUT, env=environment)))
         failed = None
-        for rank, output, process in running:
-            if process.wait() != 0 and failed is None:
-                output.seek(0)
-                failed = f"rank {rank} ended with {process.returncode}:\n  " + "\n  ".join(output.read().splitlines()[-15:])
-                for _, _, other in running:
-                    other.terminate()
+        left = list(running)
+        while left:
+            for one in list(left):
+                rank, output, process = one
+                if process.poll() is None:
+                    continue
+                left.remove(one)
+                if process.returncode != 0 and failed is None:
+                    output.seek(0)
+                    failed = f"rank {rank} ended with {process.returncode}:\n  " + "\n  ".join(output.read().splitlines()[-15:])
+                    for _, _, other in left:
+                        other.kill()
+            time.sleep(0.1)
+        for _, output, _ in running:
             output.close()
         if failed:
             raise BenchError(failed)

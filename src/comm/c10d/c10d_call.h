@@ -13,12 +13,12 @@
 
 namespace unisono {
 
-/// A call on its way through the group's thread: header, large control record, data, end. The upper part belongs to that
+/// A call on its way through the group's thread: headers, large control record, data, end. The upper part belongs to that
 /// thread once the call is submitted; the lower part is what waiters see.
 class C10dCall final : public WorkState {
  public:
   using Clock = std::chrono::steady_clock;
-  enum class Phase { queued, header, record, held, data };
+  enum class Phase { queued, agreed, held, data };
 
   // The group's thread.
   CallHeader header;
@@ -29,7 +29,7 @@ class C10dCall final : public WorkState {
   std::chrono::nanoseconds timeout{0};
   StreamFence inputs_ready;
   Phase phase = Phase::queued;
-  std::optional<EngineOp> op;
+  std::optional<EngineOp> op;  ///< the record or data under way
   std::vector<CallHeader> headers;
   ControlRecord combined;
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <unisono/process_group.h>
@@ -13,17 +14,12 @@ namespace unisono {
 enum class Operation : std::uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, all_to_all, barrier, allocate };
 const char* to_string(Operation operation) noexcept;
 
-/// What every rank sends ahead of a call: a fingerprint, and the control record when it is small. Always the same size, so
-/// that ranks which disagree about everything else can still read each other. Travels as bytes between equal machines.
+/// What every rank sends ahead of a call: a fingerprint. Plain bytes.
 struct CallHeader {
-  static constexpr std::size_t kSize = 1024;
-  static constexpr std::size_t kInline = 112;  // words and sums that fit
-
   std::uint64_t magic = 0x6f6e6f73696e75;
   std::int64_t sequence = 0;
   std::uint64_t count = 0;  // elements; bytes for allocate
   std::int64_t step = -1;
-  std::int64_t ended = 0;  // calls with a priority that have ended on this rank
   std::int32_t bucket = -1;
   std::int32_t root = -1;
   std::int32_t divide_by_sum = -1;
@@ -34,15 +30,12 @@ struct CallHeader {
   Dtype dtype = Dtype::u8;
   ReduceOp op = ReduceOp::sum;
   std::uint8_t withhold = 0;
-  std::uint8_t is_word = 0;  // no call: only to say what follows
+  std::uint32_t record_follows = 0;  // the control record is too large to come along
   std::array<char, 48> what{};
-  std::array<std::uint64_t, kInline> record{};
-
-  bool record_is_inline() const { return std::size_t{words} + sums <= kInline; }
 };
-static_assert(sizeof(CallHeader) <= CallHeader::kSize);
+static_assert(std::has_unique_object_representations_v<CallHeader>);
 
-/// Bytes of a record that does not fit into the header; both directions.
+/// A control record as it travels; both directions.
 std::vector<std::uint64_t> pack(const ControlRecord& record);
 ControlRecord unpack(const std::uint64_t* data, std::size_t words, std::size_t sums);
 

@@ -10,6 +10,7 @@
 
 #include "comm/c10d/finish_sum.h"
 #include "comm/c10d/tensors.h"
+#include "comm/c10d/tree_all_reduce.h"
 
 namespace unisono {
 namespace {
@@ -73,16 +74,6 @@ std::function<void(double)> into(Buffer out, at::Tensor wire) {
   };
 }
 
-EngineOp in_flight(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> memory) {
-  if (!work) throw Error(ErrorCode::internal, "the engine returned no work");
-  EngineOp out{std::move(work), nullptr, std::move(memory), nullptr};
-  try {
-    out.future = out.work->getFuture();
-  } catch (const c10::Error&) {  // an engine without futures is polled
-  }
-  return out;
-}
-
 std::string engine_name(const c10d::ProcessGroup& group) {
   try {
     return "c10d/" + group.getDefaultBackend()->getBackendName();
@@ -107,6 +98,16 @@ Options with(std::chrono::milliseconds timeout) {
 }
 
 }  // namespace
+
+EngineOp in_flight(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> memory) {
+  if (!work) throw Error(ErrorCode::internal, "the engine returned no work");
+  EngineOp out{.work = std::move(work), .future = nullptr, .memory = std::move(memory)};
+  try {
+    out.future = out.work->getFuture();
+  } catch (const c10::Error&) {  // an engine without futures is polled
+  }
+  return out;
+}
 
 Engine::Engine(c10::intrusive_ptr<c10d::ProcessGroup> group)
     : group_(std::move(group)),
@@ -148,6 +149,11 @@ EngineOp Engine::start(const DataCall& call, Milliseconds timeout) const {
 }
 
 EngineOp Engine::all_reduce(const DataCall& call, Milliseconds timeout) const {
+  constexpr std::size_t kTwice = 16 * 1024;  // bytes from which half as many are worth a second message
+  const bool adds = call.op == ReduceOp::sum || call.op == ReduceOp::avg;
+  if (adds && size_of(call.out.dtype) == 2 && call.out.bytes() >= kTwice) {
+    return tree_all_reduce(group_, call.out, call.op, timeout);
+  }
   std::vector<at::Tensor> data{wire_tensor(call.out)};
   auto options = with<c10d::AllreduceOptions>(timeout);
   options.reduceOp = wire_op(call.op, call.out.dtype);

@@ -19,10 +19,14 @@ struct EngineOp {
   c10::intrusive_ptr<c10d::Work> work;
   c10::intrusive_ptr<c10::ivalue::Future> future;  ///< null where the engine has none
   std::vector<at::Tensor> memory;                  ///< kept alive until the engine lets go
-  std::function<void(double divisor)> finish;      ///< may be empty
+  std::function<void(double divisor)> finish = nullptr;    ///< may be empty
+  std::function<EngineOp(double divisor)> then = nullptr;  ///< the second half, when there is one
 
   bool done() const { return future ? future->completed() : work->isCompleted(); }
 };
+
+/// *Throws* `internal` when the engine returned nothing.
+EngineOp in_flight(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> memory);
 
 /// The data part of a call.
 struct DataCall {
@@ -33,8 +37,8 @@ struct DataCall {
   int root = 0;
 };
 
-/// The contract's operations in the words of a c10d group, and what engines lack: f16 and bf16 are reduced in f32, bool in
-/// u8, averages are divided afterwards; everything that only moves data moves bytes.
+/// The contract's operations in the words of a c10d group, and what engines lack: f16 and bf16 are added in f32 (large ones travel in
+/// 16 bits, see tree_all_reduce.h), bool is reduced in u8, averages are divided afterwards; everything that only moves data moves bytes.
 /// *Threads*: one.
 class Engine {
  public:

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "comm/c10d/c10d_call.h"
+#include "comm/c10d/header_block.h"
 #include "comm/c10d/notice_board.h"
 #include "comm/c10d/service_order.h"
 
@@ -20,10 +21,10 @@ namespace unisono {
 /// The thread "uni-c10d" of a c10d group. Collectives of one c10d group must be issued in one order on all ranks, and the
 /// data of a call may only move when its header exchange has shown that all ranks agree; so one thread issues everything:
 ///
-///   header of call k, (its record, when large), data of call k, header of call k+1, ...
+///   headers of calls k to l, (their records, where large), data of calls k to l, headers of calls l+1 ..., ...
 ///
-/// It does not wait for the data of call k before the header of call k+1; data of several calls is in flight at once. The data of calls
-/// with a priority waits for its turn, see ServiceOrder.
+/// It does not wait for the data before the next headers; data of several calls is in flight at once. The data of calls with a
+/// priority waits for its turn, see ServiceOrder.
 class Issuer {
  public:
   /// How messages about a call begin: "unisono c10d/gloo group, rank 0 of 2, all_reduce 17 (...)".
@@ -52,20 +53,22 @@ class Issuer {
 
   void run();
   bool must_poll() const;
-  bool idle() const { return waiting_.empty() && moving_.empty() && held_.empty(); }
+  bool idle() const {
+    return waiting_.empty() && agreed_.empty() && held_.empty() && halfway_.empty() && moving_.empty() && !exchange_;
+  }
   void step();
-  enum class Advance { blocked, postponed, agreed };
-  Advance advance(C10dCall& call);
-  void begin(C10dCall& call);
-  void read_headers(C10dCall& call);
-  void read_records(C10dCall& call);
+  bool begin_something(const C10dCall*& current);
+  void send_headers();
+  void read_headers();
+  bool know_record(C10dCall& call);
   void place(const CallPtr& call);
   void serve();
-  CallPtr word() const;
   void start_data(const CallPtr& call);
-  void await(C10dCall& call, EngineOp op);
+  bool second_half();
+  double divisor_of(const C10dCall& call) const;
+  void listen(EngineOp& op);
   void complete(C10dCall& call);
-  void check_engine(C10dCall& call);
+  void check_engine(const C10dCall& call, EngineOp& op);
   void look_around();
   void fail_all(const Error& cause);
   Error translate(const C10dCall& call, const std::exception& raised);
@@ -81,9 +84,13 @@ class Issuer {
   std::int64_t next_sequence_ = 0;
   bool stop_ = false;
   // The thread's own.
-  std::deque<CallPtr> waiting_;  // the first one's header or record is under way
-  std::map<std::int64_t, CallPtr> held_;  // agreed on; their data waits for its turn
+  std::deque<CallPtr> waiting_;  // not known to have been made by all ranks
+  std::optional<EngineOp> exchange_;  // of the headers of the first of them
+  CallPtr subject_;                   // the call that is named when the exchange fails
+  std::deque<CallPtr> agreed_;   // made by all ranks; their records or data are next
+  std::map<std::int64_t, CallPtr> held_;  // their data waits for its turn
   ServiceOrder order_;
+  std::deque<CallPtr> halfway_;  // in the first of two halves; nothing else is begun meanwhile
   std::vector<CallPtr> moving_;
   std::vector<EngineOp> abandoned_;  // of failed calls: the engine may still use their memory
   C10dCall::Clock::time_point looked_;

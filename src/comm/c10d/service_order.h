@@ -17,7 +17,7 @@ namespace unisono {
 /// started, so that every rank comes to it sooner or later.
 class ServiceOrder {
  public:
-  /// One may end while the ranks agree on the next without the link falling idle.
+  /// Some must move while the ranks agree on the next, or the link falls idle: the agreement queues behind their data.
   static constexpr std::int64_t kMoving = 2;
 
   /// All ranks have made call `sequence`.

@@ -1,0 +1,95 @@
+// When a call does not end: whose fault it is, and how everybody learns of it.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "comm/c10d/issuer.h"
+
+namespace unisono {
+namespace {
+
+using Clock = C10dCall::Clock;
+constexpr auto kSlice = std::chrono::milliseconds(50);   // between looks at deadlines and at the notice board
+constexpr auto kGrace = std::chrono::milliseconds(500);  // for the engine to end a call at its deadline by itself
+
+bool mentions(const std::string& text, std::initializer_list<const char*> words) {
+  return std::any_of(words.begin(), words.end(), [&](const char* word) { return text.find(word) != std::string::npos; });
+}
+
+std::string list(const std::vector<int>& ranks) {
+  std::string out = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) out += (i ? ", " : "") + std::to_string(ranks[i]);
+  return out;
+}
+
+}  // namespace
+
+// Now and then while calls are under way: has a peer failed, is anything overdue, and tell the others where this rank waits.
+void Issuer::look_around() {
+  const auto now = Clock::now();
+  if (idle() || now - looked_ < kSlice) {
+    if (idle()) looked_ = now;
+    return;
+  }
+  looked_ = now;
+  if (auto failure = board_.failure()) throw *failure;
+  if (!waiting_.empty() && std::exchange(posted_sequence_, waiting_[0]->header.sequence) != waiting_[0]->header.sequence)
+    board_.post_waiting(posted_sequence_);
+  const auto check = [&](const CallPtr& call) {
+    if (now > call->deadline + kGrace) throw overdue(*call, "");
+  };
+  std::for_each(moving_.begin(), moving_.end(), check);
+  std::for_each(waiting_.begin(), waiting_.end(), check);
+  std::for_each(agreed_.begin(), agreed_.end(), check);
+  std::for_each(halfway_.begin(), halfway_.end(), check);
+  for (const auto& [sequence, call] : held_) check(call);
+}
+
+void Issuer::fail_all(const Error& cause) {
+  const auto abandon = [&](std::optional<EngineOp>& op) {
+    if (op) abandoned_.push_back(std::move(*op));
+    op.reset();
+  };
+  const auto fail = [&](auto& calls) {
+    for (auto& call : calls) {
+      call->fail(cause);
+      abandon(call->op);
+    }
+    calls.clear();
+  };
+  abandon(exchange_);
+  fail(moving_);
+  fail(waiting_);
+  fail(agreed_);
+  fail(halfway_);
+  for (auto& [sequence, call] : held_) call->fail(cause);
+  held_.clear();
+}
+
+// Calls are made in one order, so a rank that has not entered this one made the one before it last.
+Error Issuer::overdue(const C10dCall& call, const std::string& engine_text) {
+  const double seconds = std::chrono::duration<double>(call.timeout).count();
+  std::string text = describe_(call) + ": not ended after " + std::to_string(seconds).substr(0, 6) + " s: ";
+  const auto absent = call.phase == C10dCall::Phase::data ? std::vector<int>{} : board_.absent(call.header.sequence);
+  if (absent.empty()) {
+    text += "a peer does not answer";
+  } else {
+    text += list(absent) + (absent.size() == 1 ? " has" : " have") + " not entered this call; the last call there was " +
+            (last_entered_.empty() ? "none" : last_entered_);
+  }
+  if (!engine_text.empty()) text += " (" + engine_text + ")";
+  return Error(ErrorCode::timeout, text + ". Look there for the cause, or raise the timeout. The group is unusable now.");
+}
+
+Error Issuer::translate(const C10dCall& call, const std::exception& raised) {
+  const std::string text(raised.what(), std::strcspn(raised.what(), "\n"));
+  const auto* ours = dynamic_cast<const Error*>(&raised);  // an engine of our own behind c10d
+  if ((ours && ours->code() == ErrorCode::timeout) || (!ours && (Clock::now() >= call.deadline || mentions(text, {"imed out", "imeout"}))))
+    return overdue(call, text);
+  if (ours) return Error(ours->code(), describe_(call) + ": " + text);
+  if (mentions(text, {"onnection", "closed", "reset", "roken pipe", "ransport endpoint"}))
+    return Error(ErrorCode::peer_lost, describe_(call) + ": a peer died or left the group (" + text + "). The group is unusable now.");
+  return Error(ErrorCode::internal, describe_(call) + ": the engine failed: " + text);
+}
+
+}  // namespace unisono

@@ -1,0 +1,96 @@
+#include "comm/c10d/tree_all_reduce.h"
+
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+
+#include "comm/c10d/tensors.h"
+#include "comm/reduce_kernels.h"
+
+namespace unisono {
+namespace {
+
+at::Tensor bytes_of(const at::Tensor& tensor) { return tensor.view(at::kByte); }
+
+// Rows `begin` to `end` of `rows`, in the order of tree_reduce.
+at::Tensor tree_sum(const at::Tensor& rows, std::int64_t begin, std::int64_t end) {
+  if (end - begin == 1) return rows[begin];
+  std::int64_t half = 1;
+  while (2 * half < end - begin) half *= 2;
+  return tree_sum(rows, begin, begin + half) + tree_sum(rows, begin + half, end);
+}
+
+// The sum of the rows of `parts`, divided, into `out`.
+void reduce_rows(const at::Tensor& parts, const at::Tensor& out, Dtype dtype, ReduceOp op, double divisor) {
+  const std::int64_t world = parts.size(0), n = parts.size(1);
+  if (parts.is_cpu()) {
+    std::vector<const void*> in;
+    for (std::int64_t r = 0; r < world; ++r) in.push_back(parts[r].const_data_ptr());
+    void* const to = out.data_ptr();
+    tree_reduce(in, std::span<void* const>(&to, 1), static_cast<std::size_t>(n), dtype, op == ReduceOp::avg ? ReduceOp::sum : op,
+                divisor);
+    return;
+  }
+  const bool narrow = out.element_size() == 2;
+  at::Tensor sum = tree_sum(narrow ? parts.to(at::kFloat) : parts, 0, world);
+  out.copy_(divisor == 0 ? at::zeros_like(sum) : sum / divisor);
+}
+
+template <typename Options>
+Options with(std::chrono::milliseconds timeout) {
+  Options out;
+  out.timeout = timeout;
+  return out;
+}
+
+// Between two ranks the slices and the sums are together as many bytes as the whole: one message will do.
+EngineOp of_two(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Buffer& data, ReduceOp op,
+                std::chrono::milliseconds timeout) {
+  at::Tensor mine = tensor_of(data);
+  at::Tensor parts = at::empty({2, mine.numel()}, mine.options());
+  at::Tensor to = bytes_of(parts.view({-1})), from = bytes_of(mine);
+  auto gathered = in_flight(group->all_gather_single(to, from, with<c10d::AllgatherOptions>(timeout)), {to, from});
+  gathered.finish = [=, dtype = data.dtype](double divisor) {
+    const at::NoGradGuard no_grad;
+    reduce_rows(parts, mine, dtype, op, divisor);
+  };
+  return gathered;
+}
+
+}  // namespace
+
+EngineOp tree_all_reduce(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Buffer& data, ReduceOp op,
+                         std::chrono::milliseconds timeout) {
+  const std::int64_t world = group->getSize();
+  if (world == 2) return of_two(group, data, op, timeout);
+  const auto count = static_cast<std::int64_t>(data.count);
+  const std::int64_t slice = (count + world - 1) / world;
+  at::Tensor mine = tensor_of(data);
+  at::Tensor padded = mine;
+  if (slice * world != count) {
+    padded = at::zeros({slice * world}, mine.options());
+    padded.narrow(0, 0, count).copy_(mine);
+  }
+  at::Tensor parts = at::empty({world, slice}, mine.options());
+  at::Tensor to = bytes_of(parts.view({-1})), from = bytes_of(padded);
+  std::vector<std::int64_t> equal;
+  auto first = in_flight(group->all_to_all_single(to, from, equal, equal, with<c10d::AllToAllOptions>(timeout)), {to, from});
+  first.then = [=, dtype = data.dtype](double divisor) mutable {
+    const at::NoGradGuard no_grad;
+    at::Tensor own = at::empty({parts.size(1)}, parts.options());
+    reduce_rows(parts, own, dtype, op, divisor);
+    at::Tensor sum = bytes_of(own), all = bytes_of(padded);
+    auto second = in_flight(group->all_gather_single(all, sum, with<c10d::AllgatherOptions>(timeout)), {all, sum});
+    second.finish = [mine, padded, count](double) {
+      const at::NoGradGuard no_grad;
+      if (mine.data_ptr() != padded.data_ptr()) mine.copy_(padded.narrow(0, 0, count));
+    };
+    return second;
+  };
+  return first;
+}
+
+}  // namespace unisono
