@@ -1,10 +1,12 @@
 """Why gradients are averaged and not parameters, in numbers.   unisono run -n 2 examples/model_averaging.py
 
 A small net learns a fixed function of random inputs on all ranks. Ways: averaged gradients (DistributedDataParallel), and
-parameters averaged every 1, 4 or 16 steps; each without momentum and with. Against one process on the union batch:
+parameters averaged every 1, 4 or 16 steps; with SGD, with momentum, with Adam. Against one process on the union batch:
 
-- without momentum, averaging the parameters after every step is the same as averaging the gradients, up to rounding;
-- with momentum, each rank's optimizer has seen its own gradients only, and the paths part, the more the longer the period;
+- with SGD, averaging the parameters after every step is the same as averaging the gradients, up to rounding, and so it is with
+  momentum, which is linear; between averages each rank goes its own way, and momentum carries it further;
+- Adam divides by what it has seen of the gradients' sizes, which is each rank's own: even averaged after every step it is
+  another optimizer;
 - averaging parameters comes after the step: all of it is exposed, where gradients travel while backward runs.
 """
 
@@ -16,6 +18,11 @@ from torch import nn
 import unisono
 
 STEPS, BATCH, WIDTH = 200, 16, 256
+OPTIMIZERS = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.005, momentum=0.9),
+    "Adam": lambda parameters: torch.optim.Adam(parameters, lr=0.001),
+}
 
 
 def net():
@@ -30,12 +37,12 @@ def batches(rank):
         yield x, torch.sin(2 * x[:, :3].sum(1, keepdim=True))
 
 
-def train(group, momentum, period):
+def train(group, make, period):
     """The parameters in the end, and the seconds spent on communication that nothing hid. Period 0: averaged gradients."""
     model = net()
     averager = unisono.ParameterAverager(model, period, process_group=group) if period else None
-    forward = model if period else unisono.DistributedDataParallel(model, process_group=group)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
+    forward = model if period else unisono.DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.1)
+    optimizer = make(model.parameters())
     exposed = 0.0
     for x, y in batches(group.rank()):
         optimizer.zero_grad()
@@ -50,10 +57,10 @@ def train(group, momentum, period):
     return torch.cat([p.detach().flatten() for p in model.parameters()]), exposed
 
 
-def alone(size, momentum):
+def alone(size, make):
     """One process on the union of all ranks' batches."""
     model = net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=momentum)
+    optimizer = make(model.parameters())
     for parts in zip(*(batches(rank) for rank in range(size)), strict=True):
         x, y = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
         optimizer.zero_grad()
@@ -65,15 +72,15 @@ def alone(size, momentum):
 def main():
     group = unisono.init()
     lines = []
-    for momentum in (0.0, 0.9):
-        reference = alone(group.size(), momentum)
+    for name, make in OPTIMIZERS.items():
+        reference = alone(group.size(), make)
         for period in (0, 1, 4, 16):
-            parameters, exposed = train(group, momentum, period)
+            parameters, exposed = train(group, make, period)
             away = ((parameters - reference).norm() / reference.norm()).item()
             way = f"parameters every {period}" if period else "gradients"
-            lines.append(f"{momentum:8.1f}  {way:20}  {away:12.2e}  {exposed / STEPS * 1e6:10.0f} µs")
+            lines.append(f"{name:9}  {way:20}  {away:12.2e}  {exposed / STEPS * 1e6:10.0f} µs")
     if group.rank() == 0:
-        print("momentum  averaged              from 1 process  exposed per step")
+        print("optimizer  averaged              from 1 process  exposed per step")
         print("\n".join(lines))
 
 

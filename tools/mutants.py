@@ -178,11 +178,8 @@ MUTANTS = [
            "    return;\n",
            "a rank that threw leaves its peers waiting"),
     Mutant("step not counted after failure", R + "reducer_messages.cc",
-           "  order_.forget_observed();\n"
-           "  close_window();\n"
-           "  ++step_;\n",
-           "  order_.forget_observed();\n"
-           "  close_window();\n",
+           "  ++step_;\n  transition(Event::failure);\n",
+           "  transition(Event::failure);\n",
            "errors name the wrong step"),
     Mutant("nested end is the end", R + "reducer_hooks.cc",
            "  if (depth == 0) {\n",

@@ -214,3 +214,16 @@ def test_missing_data_is_told(tmp_path, name, language):
 def test_a_wrong_flag_is_told(tmp_path, flags, told):
     result = subprocess.run([program("gpt", "cc"), *flags, "--out", tmp_path], capture_output=True, text=True)
     assert result.returncode == 1 and told in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_model_averaging_shows_what_it_says(unisono_command):
+    result = unisono_command("run", "-n", 2, SCRIPTS / "model_averaging.py")
+    assert result.returncode == 0, result.stderr
+    away = {(found[1], found[2]): float(found[3])
+            for found in re.finditer(r"(SGD|momentum|Adam) +(gradients|parameters every \d+) +(\S+) +\d+ µs", result.stdout)}
+    assert len(away) == 12
+    linear = [away[name, way] for name in ("SGD", "momentum") for way in ("gradients", "parameters every 1")]
+    assert max(linear) < 1e-5  # rounding, over 200 steps
+    assert away["Adam", "gradients"] < 1e-5
+    others = [value for (name, way), value in away.items() if way in ("parameters every 4", "parameters every 16")]
+    assert min([*others, away["Adam", "parameters every 1"]]) > 1e-3
