@@ -25,6 +25,24 @@ namespace unisono {
 /// *Threads*: while the group lives, nobody else may issue collectives on `group` that are not ordered with ours.
 std::shared_ptr<ProcessGroup> make_c10d_group(c10::intrusive_ptr<c10d::ProcessGroup> group);
 
+/// Which ranks of a group share a host, as one of them sees it; hosts in any order, the same on all ranks.
+struct HostPlace {
+  int hosts = 1;
+  int local_rank = 0;  ///< among the ranks of this host, in the order of their ranks
+  int local_size = 1;
+  int carriers = 1;  ///< ranks per host that send to other hosts: the number of ranks of the smallest
+};
+
+/// `make_c10d_group(group)` whose all-reduces of CPU memory go in two levels: in shared memory inside a host, over `across` between
+/// hosts, each of a host's first `carriers` ranks carrying a slice. What leaves a host is 2 (H - 1) / H of a message for H hosts,
+/// whatever the number of its ranks. Everything else goes over `group`.
+/// `across`: the carriers with this rank's local number, one of each host; null on a rank that is no carrier. `store` is where the ranks
+/// of this host meet: no other host's may use the same keys.
+/// *Collective*. *Blocks*. *Throws* `invalid_argument` when the local ranks cannot share memory.
+std::shared_ptr<ProcessGroup> make_hierarchical_group(c10::intrusive_ptr<c10d::ProcessGroup> group,
+                                                      c10::intrusive_ptr<c10d::ProcessGroup> across, const HostPlace& place,
+                                                      std::shared_ptr<Store> store);
+
 /// A c10d store (TCPStore, FileStore, HashStore, PrefixStore) behind unisono's `Store`; keeps it alive.
 std::shared_ptr<Store> make_store(c10::intrusive_ptr<c10d::Store> store);
 

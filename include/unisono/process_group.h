@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -41,6 +42,9 @@ struct AllReduceOptions : CallOptions {
   /// >= 0: divide the result (floating dtypes, op sum) by this entry of the combined `control.sums`, in the same pass
   /// that writes it; a divisor of 0 gives zeros. This is how averages with a true denominator are made.
   int divide_by_sum = -1;
+  /// Groups that reduce in several levels may round f16 and bf16 sums at each of them, so that 16 bits travel between hosts. Without it
+  /// such sums are rounded once.
+  bool may_round = false;
 };
 
 /// A fixed set of ranks that can call collectives together: the contract every transport implements.
@@ -70,6 +74,9 @@ class ProcessGroup {
   /// The transport and its place, e.g. "shm"; used in error messages.
   const std::string& name() const noexcept { return name_; }
   std::chrono::nanoseconds timeout() const noexcept { return timeout_; }
+  /// Counts what is built upon this group: 0, 1, ... Ranks that build alike get alike numbers, and can tell from each other's tags
+  /// whose message meets whose.
+  int number_user() noexcept { return users_.fetch_add(1); }
 
   /// Reduces `data` over ranks in place. Buffers that lie wholly inside memory from `allocate` (at the same offset of
   /// the same allocation on all ranks) are reduced where they are; others are staged.
@@ -104,6 +111,7 @@ class ProcessGroup {
   std::string name_;
   std::chrono::nanoseconds timeout_;
 
+  std::atomic<int> users_ = 0;
   friend std::shared_ptr<ProcessGroup> companion(const std::shared_ptr<ProcessGroup>& group);
   friend std::shared_ptr<RecordedGroup> recorded_companion(const std::shared_ptr<ProcessGroup>& group);
   friend void set_companion(const std::shared_ptr<ProcessGroup>& group, std::shared_ptr<ProcessGroup> companion);

@@ -26,6 +26,15 @@ void bind_c10d(pybind11::module_& module) {
         return destroyed_without_gil(unisono::make_c10d_group(group));
       },
       py::arg("group"), WithoutGil(), "A torch.distributed.ProcessGroup as a unisono.ProcessGroup.");
+  module.def(
+      "make_hierarchical_group",
+      [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, const c10::intrusive_ptr<c10d::ProcessGroup>& across, int hosts,
+         int local_rank, int local_size, int carriers, const c10::intrusive_ptr<c10d::Store>& store) {
+        const unisono::HostPlace place{hosts, local_rank, local_size, carriers};
+        return destroyed_without_gil(unisono::make_hierarchical_group(group, across, place, unisono::make_store(store)));
+      },
+      py::arg("group"), py::arg("across").none(true), py::arg("hosts"), py::arg("local_rank"), py::arg("local_size"),
+      py::arg("carriers"), py::arg("store"), WithoutGil());
   // The arguments are those that torch.distributed.Backend.register_backend's creator receives, in its order.
   module.def(
       "create_torch_backend",

@@ -126,6 +126,7 @@ struct DataParallel::State {
   std::function<void(const std::vector<NamedTensor>&)> update;  // the optimizer in backward
   StepInBackwardOptions update_options;
   std::unique_ptr<BufferSync> buffer_sync;
+  int user = 0;               // which of the wrappers on the group
   std::int64_t buffers_at = 0;  // synchronisations when buffers were last brought; -1: never
 };
 
@@ -136,6 +137,7 @@ DataParallel::DataParallel(std::vector<NamedTensor> parameters, std::vector<Name
   State& s = *state_;
   s.group = std::move(group);
   s.options = options;
+  s.user = s.group->number_user();
   s.parameters = distinct(without(std::move(parameters), options.parameters_and_buffers_to_ignore));
   s.buffers = distinct(without(std::move(buffers), options.parameters_and_buffers_to_ignore));
   require_same_model(describe_model(s.parameters, s.buffers, options), *s.group);
@@ -161,6 +163,7 @@ void DataParallel::State::wrap(std::int64_t first_step) {
   o.check_replicas = options.check_replicas && options.init_sync;
   if (options.reduce_dtype) o.travels_as = scalar_type_of(*options.reduce_dtype);
   o.first_step = first_step;
+  o.user = user;
   o.rethrow = options.rethrow;
   const std::set<std::string> sparse(options.sparse_parameters.begin(), options.sparse_parameters.end());
   const std::set<std::string> delayed(options.delayed_parameters.begin(), options.delayed_parameters.end());

@@ -1,5 +1,6 @@
 #include "reducer/launcher.h"
 
+#include <iterator>
 #include <string>
 
 #include <ATen/ATen.h>
@@ -17,6 +18,13 @@ AllReduceOptions Averaging::options() const {
     options.control.sums = {weight};
   }
   return options;
+}
+
+// Literals, for a tag may be read when the wrapper is gone. Nobody has more wrappers on a group than that in one step.
+const char* Launcher::name_of_messages(int user) {
+  constexpr const char* kNames[] = {"gradients",           "gradients, wrapper 1", "gradients, wrapper 2", "gradients, wrapper 3",
+                                    "gradients, wrapper 4", "gradients, wrapper 5", "gradients, wrapper 6", "gradients, wrapper 7"};
+  return kNames[user % std::ssize(kNames)];
 }
 
 void Launcher::begin(Buckets& buckets, std::int64_t step, Averaging averaging, bool by_need) {
@@ -41,7 +49,7 @@ void Launcher::launch(const ControlRecord& control, bool withhold) {
   RECORD_USER_SCOPE("unisono.launch");
   Bucket& bucket = next();
   AllReduceOptions options = averaging_.options();
-  options.tag = {step_, static_cast<std::int32_t>(next_), "gradients"};
+  options.tag = {step_, static_cast<std::int32_t>(next_), what_};
   options.control.words = control.words;
   options.withhold = withhold;
   if (by_need_) options.priority = static_cast<std::int32_t>(next_) + 1;

@@ -29,8 +29,9 @@ struct Averaging {
 /// of its own.
 class Launcher {
  public:
-  Launcher(ProcessGroup& group, Timeline& timeline)
-      : group_(group), timeline_(timeline), pipeline_(group, timeline) {}
+  /// `user`: the wrapper's number among those on the group.
+  Launcher(ProcessGroup& group, Timeline& timeline, int user)
+      : group_(group), timeline_(timeline), pipeline_(group, timeline), what_(name_of_messages(user)) {}
 
   /// Called with each bucket as soon as it is known to be averaged; behind a transform, before it is divided.
   std::function<void(std::size_t bucket)> on_ended;
@@ -73,6 +74,7 @@ class Launcher {
   double divisor() const { return averaging_.has_weights() ? verdict().sums.at(0) : group_.size(); }
 
  private:
+  static const char* name_of_messages(int user);
   void ended(std::size_t index);
   void skip_ended();
   void close(const ControlRecord& control);
@@ -81,6 +83,7 @@ class Launcher {
   ProcessGroup& group_;
   Timeline& timeline_;
   TransformPipeline pipeline_;
+  const char* what_;  // in every message: those of two wrappers must not meet
   Buckets* buckets_ = nullptr;
   Work closing_;
   std::int64_t step_ = -1;

@@ -11,7 +11,7 @@ Reducer::Reducer(const std::vector<NamedTensor>& parameters, std::shared_ptr<Pro
     : group_(std::move(group)),
       options_(options),
       order_(parameters.size()),
-      launcher_(*group_, timeline_),
+      launcher_(*group_, timeline_, options.user),
       ready_(parameters.size()),
       fresh_(parameters.size()),
       updated_(parameters.size()),

@@ -45,6 +45,7 @@ class Reducer final : public GradientListener {
     bool check_replicas = false;
     std::optional<at::ScalarType> travels_as = std::nullopt;
     std::int64_t first_step = 0;
+    int user = 0;  // see ProcessGroup::number_user
     std::vector<NamedTensor> frozen = {};  // the model's other parameters: must not require grad in a backward
     std::vector<bool> sparse = {};   // per parameter; empty: none
     std::vector<bool> delayed = {};  // likewise: in the last buckets

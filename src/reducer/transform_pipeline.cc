@@ -20,6 +20,7 @@ Work GradientChannel::all_reduce(const at::Tensor& tensor, ReduceOp op) {
   AllReduceOptions options;
   options.op = op;
   options.tag = tag_;
+  options.may_round = tensor.element_size() == 2;  // a transform to 16 bits has rounded already
   bytes_ += tensor.nbytes();
   ++messages_;
   return group_.all_reduce(sent(tensor), options);

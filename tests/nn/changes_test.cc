@@ -56,15 +56,29 @@ TEST(Changes, UnfrozenPastTheWrapperIsRefused) {
   for (const auto& failure : failures) EXPECT_NE(failure.find("'a.weight'"), std::string::npos) << failure;
 }
 
+// The other rank compares no modules, so both hear which two calls met; it adds what its bucket holds.
 TEST(Changes, UnfrozenOnOneRankIsNamed) {
-  const auto failures = failures_of(2, [](auto group) {
-    auto m = std::make_shared<Net>();
-    m->a->weight.set_requires_grad(false);
-    DistributedDataParallel ddp(m, group);
-    if (group->rank() == 1) m->a->weight.set_requires_grad(true);
-    ddp(torch::ones({1, 4})).sum().backward();
-  });
-  for (const auto& failure : failures) EXPECT_NE(failure, "");
+  for (int odd : {0, 1}) {
+    const auto failures = failures_of(2, [&](auto group) {
+      auto m = std::make_shared<Net>();
+      m->a->weight.set_requires_grad(false);
+      DistributedDataParallel ddp(m, group);
+      if (group->rank() == odd) m->a->weight.set_requires_grad(true);
+      try {
+        ddp(torch::ones({1, 4})).sum().backward();
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::mismatch);
+        throw;
+      }
+    });
+    const std::string& changed = failures[static_cast<std::size_t>(odd)];
+    for (const std::string& part : {"rank " + std::to_string(odd) + " calls all_gather(i64, 1 element, model digest)",
+                                    "rank " + std::to_string(1 - odd) + " calls all_reduce(",
+                                    std::string("gradients of step 0, bucket 0")}) {
+      EXPECT_NE(changed.find(part), std::string::npos) << changed;
+    }
+    EXPECT_EQ(failures[static_cast<std::size_t>(1 - odd)], changed + " Bucket 0 holds 'b.weight'.");
+  }
 }
 
 // A layer added, with other values on each rank: all train rank 0's. A parameter replaced. A model converted.

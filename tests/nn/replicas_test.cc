@@ -56,6 +56,18 @@ TEST(Replicas, EveryDifferenceIsNamed) {
                  {"requires grad", "no grad", "rank 3"});
 }
 
+// A5: neither at the first position nor on the last rank.
+TEST(Replicas, AMiddleRankAndPositionAreNamed) {
+  expect_all_say(failures_of(3,
+                             [](auto group) {
+                               auto m = std::make_shared<Custom>();
+                               for (const char* name : {"a", "b"}) m->add(name, 4, 4);
+                               m->add("c", 4, group->rank() == 1 ? 5 : 4);
+                               DistributedDataParallel ddp(m, group);
+                             }),
+                 {"the modules of rank 0 and rank 1 differ", "parameter 2: 'c.weight'", "[4, 4]", "[5, 4]"});
+}
+
 TEST(Replicas, OptionsAreCompared) {
   expect_all_say(failures_of(2,
                              [](auto group) {
@@ -95,6 +107,34 @@ TEST(Replicas, BuffersOfDifferentSizesAreRefused) {
                                DistributedDataParallel ddp(m, group);
                              }),
                  {"buffer 0: 'q'", "[2]", "[3]"});
+}
+
+// All ranks have made the same calls when the modules are found to differ: the group serves the next module.
+TEST(Replicas, TheGroupServesTheNextModuleAfterAMismatch) {
+  for (int world : {2, 3}) {
+    on_ranks(world, [&](auto group) {
+      const auto refused = [&](auto module) {
+        try {
+          DistributedDataParallel ddp(module, group);
+          ADD_FAILURE() << "constructed";
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::mismatch) << error.what();
+        }
+      };
+      auto other = std::make_shared<Custom>();
+      other->add("a", 4, group->rank() == 1 ? 5 : 4);
+      refused(other);
+      refused(std::make_shared<WithBuffer>(torch::full({2 + (group->rank() == 1)}, 7.0)));
+      Fix f(group);
+      DistributedDataParallel ddp(f.model, group);
+      for (int step = 0; step < 3; ++step) {
+        f.model->zero_grad();
+        ddp(f.x).sum().backward();
+        EXPECT_TRUE(same_bits(f.model->weight.grad(), torch::full({1, 4}, (world + 1) / 2.0)));
+      }
+      EXPECT_TRUE(ddp.replicas_identical());
+    });
+  }
 }
 
 // Once before the first forward after a synchronisation, never under no_sync, never without gradients.

@@ -62,18 +62,19 @@ def test_all_reduce(on_ranks, dtype, size):
                 assert torch.equal(t, expected(op, dtype, n, size)), (op, n)
 
 
-def half_sums():
+def half_sums(dtype, small):
     with torch_group("gloo") as world:
         group = _C.from_torch(world)
-        t = torch.tensor([1.0 if group.rank() == 0 else 2.0**-9], dtype=torch.bfloat16)
+        t = torch.tensor([1.0 if group.rank() == 0 else small], dtype=dtype)
         group.all_reduce(t).wait()
         return t.item()
 
 
-def test_bfloat16_is_accumulated_in_float(on_ranks):  # E8: rounded at every step it would stay 1
-    exact = torch.tensor(1 + 3 * 2.0**-9).to(torch.bfloat16).item()
+@pytest.mark.parametrize("dtype, small", [(torch.bfloat16, 2.0**-9), (torch.float16, 2.0**-12)], ids=str)
+def test_halves_are_accumulated_in_float(on_ranks, dtype, small):  # E8: rounded at every step it would stay 1
+    exact = torch.tensor(1 + 3 * small, dtype=torch.float64).to(dtype).item()
     assert exact != 1
-    assert on_ranks(4, half_sums, group=False) == [exact] * 4
+    assert on_ranks(4, half_sums, dtype, small, group=False) == [exact] * 4
 
 
 def moving(dtype):

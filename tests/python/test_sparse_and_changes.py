@@ -116,17 +116,30 @@ def test_added_replaced_converted(on_ranks):
     assert on_ranks(2, added_replaced_converted) == [expected] * 2
 
 
-def changed_on_one_rank(group):
+def changed_on_one_rank(group, odd, how):
     net = Net()
+    if how == "unfrozen":
+        net.a.weight.requires_grad_(False)
     ddp = DistributedDataParallel(net, process_group=group)
-    if group.rank() == 1:
-        net.b.weight = nn.Parameter(torch.ones(1, 4, dtype=torch.float64))
+    if group.rank() == odd:
+        if how == "unfrozen":
+            net.a.weight.requires_grad_(True)
+        else:
+            net.b.weight = nn.Parameter(torch.ones(1, 4, dtype=torch.float64))
     return outcome_of(lambda: ddp(torch.ones(1, 4, dtype=torch.float32)).sum().backward())
 
 
-def test_changed_on_one_rank_is_an_error_on_both(on_ranks):
-    for raised in on_ranks(2, changed_on_one_rank):
-        assert "Error" in raised.bases, raised
+@pytest.mark.parametrize("how", ["unfrozen", "replaced"])
+@pytest.mark.parametrize("odd", [0, 1])
+def test_changed_on_one_rank_is_an_error_on_both(on_ranks, odd, how):
+    """The other rank compares no modules, so both hear which two calls met; it adds what its bucket holds."""
+    results = on_ranks(2, changed_on_one_rank, odd, how)
+    changed, other = results[odd], results[1 - odd]
+    assert changed.type == other.type == "MismatchError", results
+    assert f"rank {odd} calls all_gather(i64, 1 element, model digest)" in changed.message
+    assert f"rank {1 - odd} calls all_reduce(" in changed.message and "gradients of step 0, bucket 0" in changed.message
+    assert other.message == changed.message + (" Bucket 0 holds 'b.weight'." if how == "unfrozen" else
+                                               " Bucket 0 holds 'b.weight' to 'a.weight' (2 parameters).")
 
 
 def test_lazy_modules_are_refused_by_name():

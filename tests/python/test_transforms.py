@@ -25,17 +25,17 @@ def half(group, name):
     ddp = DistributedDataParallel(Given(4, 4), process_group=group)
     ddp.set_transform(getattr(transforms, name)())
     ddp(torch.full((4, 4), 40000.0)).backward()
-    sent = ddp.stats.bytes
+    sent, large = ddp.stats.bytes, ddp.module.weight.grad.unique().tolist()
     ddp.set_transform(None)
     ddp.zero_grad()
     ddp(torch.full((4, 4), group.rank() + 1.0)).backward()
-    return ddp.module.weight.grad[0, 0].item(), sent
+    return large, ddp.module.weight.grad[0, 0].item(), sent
 
 
-@pytest.mark.parametrize("name", ["f16", "bf16"])
-def test_a_sum_first_would_be_infinite(on_ranks, name):
-    results = on_ranks(4, half, name)
-    assert results == [(2.5, 32)] * 4
+@pytest.mark.parametrize("name, mean", [("f16", 40000.0), ("bf16", torch.tensor(40000.0).bfloat16().item())])
+def test_a_sum_first_would_be_infinite(on_ranks, name, mean):
+    """F3: 160000 is more than f16 can hold; bf16 could, and must come to the same."""
+    assert on_ranks(4, half, name) == [([mean], 2.5, 32)] * 4
 
 
 def yields(group, kind):

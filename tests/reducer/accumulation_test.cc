@@ -7,28 +7,53 @@ namespace {
 using namespace unisono::testing;
 using torch::Tensor;
 
-// C4: tiny buckets, so that the rebuild changes them under gradients that live on.
+// Registered last layer first: gradients come in another order than the first plan expects.
+struct UsedInReverse : torch::nn::Module {
+  torch::nn::Linear c = layer("c", 1), b = layer("b", 4), a = layer("a", 4);
+  torch::nn::Linear layer(const char* name, int out) {
+    auto made = register_module(name, torch::nn::Linear(torch::nn::LinearOptions(4, out).bias(false)));
+    at::NoGradGuard no_grad;
+    made->weight.fill_(0.5);
+    return made;
+  }
+  Tensor forward(const Tensor& x) { return c(b(a(x))); }
+};
+
+// C4: the buckets are rebuilt under gradients that live on.
 TEST(Accumulation, SurvivesARebuildWithoutZeroGrad) {
   for (bool views : {true, false}) {
     for (double cap : {0.0, 20.0 / (1 << 20), 25.0}) {
       on_ranks(2, [&](auto group) {
-        torch::nn::Sequential model(torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(false)),
-                                    torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(false)),
-                                    torch::nn::Linear(torch::nn::LinearOptions(4, 1).bias(false)));
-        {
-          at::NoGradGuard no_grad;
-          for (auto& p : model->parameters()) p.fill_(0.5);
-        }
+        auto model = std::make_shared<UsedInReverse>();
         DistributedDataParallel ddp(model, group, {.bucket_cap_mb = cap, .gradient_as_bucket_view = views});
         const Tensor x = torch::full({1, 4}, group->rank() + 1.0);
         for (int step = 1; step <= 3; ++step) {
           ddp(x).sum().backward();
-          EXPECT_EQ(model->parameters()[0].grad()[0][0].template item<float>(), 1.5f * step);
-          EXPECT_EQ(model->parameters()[2].grad()[0][0].template item<float>(), 6.0f * step);
+          EXPECT_EQ(ddp.last_step().rebuilds, step == 1 ? 0 : 1) << "cap " << cap << " step " << step;
+          EXPECT_TRUE(same_bits(model->a->weight.grad(), torch::full({4, 4}, 1.5f * step))) << "cap " << cap;
+          EXPECT_TRUE(same_bits(model->b->weight.grad(), torch::full({4, 4}, 1.5f * step))) << "cap " << cap;
+          EXPECT_TRUE(same_bits(model->c->weight.grad(), torch::full({1, 4}, 6.0f * step))) << "cap " << cap;
         }
       });
     }
   }
+}
+
+// C1: the first backward of a static graph is one under no_sync.
+TEST(Accumulation, NoSyncWithAStaticGraph) {
+  on_ranks(2, [&](auto group) {
+    Fix f(group);
+    DistributedDataParallel ddp(f.model, group, {.static_graph = true});
+    for (int round = 0; round < 3; ++round) {
+      f.model->zero_grad();
+      {
+        auto skip = ddp.no_sync();
+        ddp(f.x).sum().backward();
+      }
+      ddp(f.x).sum().backward();
+      EXPECT_EQ(f.grad(), 3.0) << "round " << round;
+    }
+  });
 }
 
 // C5: and exactly one reduction per bucket and round.

@@ -213,6 +213,23 @@ TEST(Graphs, TwoForwardsThenTwoBackwards) {
   });
 }
 
+TEST(Graphs, TwoForwardsThenTheirBackwardsInTheOtherOrder) {
+  for (bool find_unused : {false, true}) {
+    on_ranks(2, [&](auto group) {
+      Fix f(group);
+      DistributedDataParallel ddp(f.model, group, {.find_unused_parameters = find_unused});
+      for (int step = 0; step < 3; ++step) {
+        f.model->zero_grad();
+        Tensor a = ddp(f.x).sum(), b = ddp(2 * f.x).sum();
+        b.backward();
+        EXPECT_EQ(f.grad(), 3.0) << "step " << step;
+        a.backward();
+        EXPECT_EQ(f.grad(), 4.5) << "step " << step;
+      }
+    });
+  }
+}
+
 TEST(Graphs, InnerModuleCalledPastTheWrapper) {
   on_ranks(2, [&](auto group) {
     Fix f(group);

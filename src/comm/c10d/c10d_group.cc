@@ -28,6 +28,7 @@ Work C10dGroup::submit(DataCall data, std::size_t count, const CallOptions& opti
   call->header.op = data.op;
   call->header.root = data.root;
   call->header.divide_by_sum = divide_by_sum;
+  call->header.may_round = data.may_round ? 1 : 0;
   call->header.step = options.tag.step;
   call->header.bucket = options.tag.bucket;
   call->header.priority = options.priority;
@@ -46,7 +47,7 @@ Work C10dGroup::submit(DataCall data, std::size_t count, const CallOptions& opti
 Work C10dGroup::all_reduce(Buffer data, const AllReduceOptions& options) {
   check_all_reduce(*this, data, options, served(data));
   const auto count = data.count;
-  return submit({Operation::all_reduce, std::move(data), {}, options.op}, count, options, options.divide_by_sum);
+  return submit({Operation::all_reduce, std::move(data), {}, options.op, 0, options.may_round}, count, options, options.divide_by_sum);
 }
 
 Work C10dGroup::broadcast(Buffer data, int root, const CallOptions& options) {

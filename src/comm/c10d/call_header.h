@@ -30,7 +30,9 @@ struct CallHeader {
   Dtype dtype = Dtype::u8;
   ReduceOp op = ReduceOp::sum;
   std::uint8_t withhold = 0;
-  std::uint32_t record_follows = 0;  // the control record is too large to come along
+  std::uint8_t record_follows = 0;  // the control record is too large to come along
+  std::uint8_t may_round = 0;
+  std::uint16_t unused = 0;
   std::array<char, 48> what{};
 };
 static_assert(std::has_unique_object_representations_v<CallHeader>);

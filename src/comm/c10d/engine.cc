@@ -9,6 +9,7 @@
 #include <ATen/ops/from_blob.h>
 
 #include "comm/c10d/finish_sum.h"
+#include "comm/c10d/hierarchy.h"
 #include "comm/c10d/tensors.h"
 #include "comm/c10d/tree_all_reduce.h"
 
@@ -109,12 +110,17 @@ EngineOp in_flight(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> 
   return out;
 }
 
-Engine::Engine(c10::intrusive_ptr<c10d::ProcessGroup> group)
+Engine::Engine(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<const Hierarchy> hierarchy)
     : group_(std::move(group)),
+      hierarchy_(std::move(hierarchy)),
       control_device_(group_->hasBackendForDeviceType(c10::kCPU) || !group_->hasBackendForDeviceType(c10::kCUDA)
                           ? c10::Device(c10::kCPU)
                           : c10::Device(c10::kCUDA, c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice().index())),
-      name_(engine_name(*group_)), timeout_(engine_timeout(*group_)) {}
+      name_((hierarchy_ ? "hierarchy/" : "") + engine_name(*group_)), timeout_(engine_timeout(*group_)) {}
+
+void Engine::abort(const Error& cause) const {
+  if (hierarchy_) hierarchy_->abort(cause);
+}
 
 bool Engine::serves(Device::Kind kind) const {
   return group_->hasBackendForDeviceType(kind == Device::Kind::cpu ? c10::kCPU : c10::kCUDA);
@@ -123,7 +129,9 @@ bool Engine::serves(Device::Kind kind) const {
 EngineOp Engine::start(const DataCall& call, Milliseconds timeout) const {
   const at::NoGradGuard no_grad;
   switch (call.operation) {
-    case Operation::all_reduce: return all_reduce(call, timeout);
+    case Operation::all_reduce:
+      if (hierarchy_ && call.out.device.kind == Device::Kind::cpu) return hierarchy_->all_reduce(call, timeout);
+      return all_reduce(call, timeout);
     case Operation::reduce_scatter: return reduce_scatter(call, timeout);
     case Operation::broadcast: {
       std::vector<at::Tensor> data{tensor_of(as_bytes(call.out))};

@@ -4,17 +4,23 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 namespace unisono {
 namespace {
 
 using Clock = C10dCall::Clock;
-constexpr auto kSlice = std::chrono::milliseconds(50);  // between looks at deadlines and at the notice board
+constexpr std::chrono::microseconds kSlice = std::chrono::milliseconds(50);  // between looks at deadlines and at the notice board
+constexpr std::chrono::microseconds kPoll(100);
 
 std::chrono::milliseconds left(const C10dCall& call) {
   const auto rest = std::chrono::ceil<std::chrono::milliseconds>(call.deadline - Clock::now());
   return std::max(rest, std::chrono::milliseconds(1));
+}
+
+bool withheld(const C10dCall& call) {
+  return std::any_of(call.headers.begin(), call.headers.end(), [](const CallHeader& header) { return header.withhold != 0; });
 }
 
 }  // namespace
@@ -73,7 +79,7 @@ void Issuer::run() {
     if (idle()) {
       signal_->changed.wait(lock, something);
     } else {
-      signal_->changed.wait_for(lock, must_poll() ? std::chrono::milliseconds(1) : kSlice, something);
+      signal_->changed.wait_for(lock, must_poll() ? kPoll : kSlice, something);
     }
     signal_->raised = false;
     for (auto& call : submitted_) waiting_.push_back(std::move(call));
@@ -97,23 +103,41 @@ void Issuer::run() {
 void Issuer::step() {
   const C10dCall* current = nullptr;
   try {
-    for (std::size_t i = 0; i < moving_.size();) {
-      current = moving_[i].get();
-      if (!moving_[i]->op->done()) {
-        ++i;
-        continue;
-      }
-      complete(*moving_[i]);
-      moving_.erase(moving_.begin() + static_cast<std::ptrdiff_t>(i));
-    }
-    while (begin_something(current)) {
-    }
+    move_on(current);
+    while (begin_something(current)) move_on(current);
     current = nullptr;
     look_around();
   } catch (const Error& error) {
     poison(error);
   } catch (const std::exception& error) {
     poison(current ? translate(*current, error) : Error(ErrorCode::internal, error.what()));
+  }
+}
+
+// Calls whose data moves. Of staged operations those of an earlier call go first in every stage.
+void Issuer::move_on(const C10dCall*& current) {
+  int least = std::numeric_limits<int>::max();  // the stage of the staged calls before this one
+  bool first = true;                            // none before this one is under way, but for those with a priority
+  for (std::size_t i = 0; i < moving_.size();) {
+    C10dCall& call = *moving_[i];
+    current = &call;
+    while (call.op->then && call.op->stage < least && call.op->done()) {
+      check_engine(call, *call.op);
+      const int stage = call.op->stage + 1;
+      const auto then = std::move(call.op->then);
+      call.op = then(divisor_of(call));
+      call.op->stage = stage;
+      listen(*call.op);
+    }
+    if (call.op->staged) least = std::min(least, call.op->stage);
+    const bool in_order = call.phase == C10dCall::Phase::agreed;  // moves nothing: it ends when those before it have
+    if (call.op->then || !call.op->done() || (in_order && !first)) {
+      first = first && call.header.priority != 0;
+      ++i;
+      continue;
+    }
+    complete(call);
+    moving_.erase(moving_.begin() + static_cast<std::ptrdiff_t>(i));
   }
 }
 
@@ -212,11 +236,10 @@ bool Issuer::know_record(C10dCall& call) {
 
 // A call that all ranks have made: without a priority its data moves at once, else when its turn has come.
 void Issuer::place(const CallPtr& call) {
-  const bool withheld =
-      std::any_of(call->headers.begin(), call->headers.end(), [](const CallHeader& header) { return header.withhold != 0; });
   const bool moves = call->header.operation != Operation::barrier && call->header.operation != Operation::allocate;
-  if (withheld || !moves || call->header.count == 0) {
-    call->succeed(withheld, {});
+  if (withheld(*call) || !moves || call->header.count == 0) {
+    call->op = EngineOp{.ready = [] { return true; }, .check = [] {}};
+    moving_.push_back(call);
   } else if (call->header.priority == 0) {
     start_data(call);
   } else {
@@ -239,7 +262,7 @@ void Issuer::start_data(const CallPtr& call) {
   call->inputs_ready.make_current_stream_wait();
   call->op = engine_.start(call->data, left(*call));
   listen(*call->op);
-  if (call->op->then) {
+  if (call->op->then && !call->op->staged) {
     halfway_.push_back(call);
   } else {
     moving_.push_back(call);
@@ -263,6 +286,7 @@ void Issuer::complete(C10dCall& call) {
   check_engine(call, *call.op);
   if (call.op->finish) call.op->finish(divisor_of(call));
   call.op.reset();
+  if (call.phase == C10dCall::Phase::agreed) return call.succeed(withheld(call), {});
   if (call.header.priority != 0) order_.ended_here();
   call.succeed(false, StreamFence(call.data.out.device));
 }
@@ -279,7 +303,7 @@ void Issuer::listen(EngineOp& op) {
 // The engine's own wait throws its error, and orders device streams.
 void Issuer::check_engine(const C10dCall& call, EngineOp& op) {
   try {
-    op.work->wait();
+    op.require_success();
   } catch (const std::exception& raised) {
     throw translate(call, raised);
   }

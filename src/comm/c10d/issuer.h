@@ -57,6 +57,7 @@ class Issuer {
     return waiting_.empty() && agreed_.empty() && held_.empty() && halfway_.empty() && moving_.empty() && !exchange_;
   }
   void step();
+  void move_on(const C10dCall*& current);
   bool begin_something(const C10dCall*& current);
   void send_headers();
   void read_headers();

@@ -46,6 +46,7 @@ void Issuer::look_around() {
 }
 
 void Issuer::fail_all(const Error& cause) {
+  engine_.abort(cause);
   const auto abandon = [&](std::optional<EngineOp>& op) {
     if (op) abandoned_.push_back(std::move(*op));
     op.reset();
