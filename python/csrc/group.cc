@@ -59,12 +59,13 @@ void bind_calls(py::class_<ProcessGroup, std::shared_ptr<ProcessGroup>>& group) 
   group
       .def(
           "all_reduce",
-          [](ProcessGroup& self, const at::Tensor& tensor, const std::string& op) {
+          [](ProcessGroup& self, const at::Tensor& tensor, const std::string& op, bool may_round) {
             AllReduceOptions options;
             options.op = op_of(op);
+            options.may_round = may_round;
             return self.all_reduce(buffer_of(tensor, "all_reduce: the tensor"), options);
           },
-          py::arg("tensor"), py::arg("op") = "sum", WithoutGil())
+          py::arg("tensor"), py::arg("op") = "sum", py::arg("may_round") = false, WithoutGil())
       .def(
           "broadcast",
           [](ProcessGroup& self, const at::Tensor& tensor, int root) {

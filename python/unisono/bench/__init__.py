@@ -24,6 +24,11 @@ def build_parser() -> argparse.ArgumentParser:
     reduce.add_argument("--mpi", action="append", default=[], metavar="DIR",
                         help="also look for an MPI in DIR/bin; may be given several times")
 
+    hosts = kinds.add_parser("hosts", parents=[common], help="all-reduces between emulated hosts (root, iproute2)")
+    hosts.add_argument("--hosts", type=_positive, default=2, metavar="N", help="(2)")
+    hosts.add_argument("--per-host", type=_positive, default=2, metavar="N", help="ranks on each (2)")
+    hosts.add_argument("--rate", default="1gbit", metavar="R", help="of each host's link, as tc takes it (1gbit)")
+
     step = kinds.add_parser("step", parents=[common], help="training steps of whole models")
     step.add_argument("--ranks", type=_numbers, default=[2], metavar="N,N", help="(2)")
     step.add_argument("--models", type=_names, metavar="M,M", help="mlp,tiny,gpt,params1000 (all)")
@@ -60,13 +65,13 @@ def _sizes(text: str) -> list[int]:
 
 def main(argv: list[str]) -> int:
     options = build_parser().parse_args(argv)
-    from unisono.bench import all_reduce, step
+    from unisono.bench import all_reduce, between_hosts, step
     from unisono.bench.launch import BenchError
     from unisono.bench.report import Report
 
     report = Report(f"unisono bench {' '.join(argv)}")
     try:
-        (all_reduce if options.kind == "all-reduce" else step).run(options, report)
+        {"all-reduce": all_reduce, "hosts": between_hosts, "step": step}[options.kind].run(options, report)
     except BenchError as error:
         print(f"unisono bench: {error}", file=sys.stderr)
         return 1

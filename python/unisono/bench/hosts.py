@@ -66,7 +66,7 @@ class EmulatedHosts:
         for rank in range(ranks):
             host = rank // per_host
             environment = {**worker_environment(), "RANK": str(rank), "WORLD_SIZE": str(ranks),
-                           "LOCAL_RANK": str(rank % per_host), "LOCAL_WORLD_SIZE": str(per_host),
+                           "LOCAL_RANK": str(rank % per_host), "LOCAL_WORLD_SIZE": str(per_host), "UNISONO_HOST_PART": str(host),
                            "MASTER_ADDR": "10.78.0.1", "MASTER_PORT": "29511", "UNISONO_STORE": store, "GLOO_SOCKET_IFNAME": "eth"}
             output = tempfile.TemporaryFile("w+")  # noqa: SIM115
             running.append((rank, output, subprocess.Popen(

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -32,6 +33,8 @@ class C10dCall final : public WorkState {
   std::optional<EngineOp> op;  ///< the record or data under way
   std::vector<CallHeader> headers;
   ControlRecord combined;
+  std::shared_ptr<C10dCall> whole;  ///< of a part: the call it is a part of
+  std::size_t parts_left = 0;       ///< of a whole
 
   void succeed(bool withheld, StreamFence outputs_ready);
   void fail(const Error& error);

@@ -118,6 +118,13 @@ Engine::Engine(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<con
                           : c10::Device(c10::kCUDA, c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice().index())),
       name_((hierarchy_ ? "hierarchy/" : "") + engine_name(*group_)), timeout_(engine_timeout(*group_)) {}
 
+std::vector<DataCall> Engine::parts_of(const DataCall& call) const {
+  if (hierarchy_ && call.operation == Operation::all_reduce && call.out.device.kind == Device::Kind::cpu) {
+    return hierarchy_->parts_of(call);
+  }
+  return {call};
+}
+
 void Engine::abort(const Error& cause) const {
   if (hierarchy_) hierarchy_->abort(cause);
 }

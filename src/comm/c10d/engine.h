@@ -67,6 +67,8 @@ class Engine {
   bool serves(Device::Kind kind) const;
 
   EngineOp start(const DataCall& call, Milliseconds timeout) const;
+  /// What to start in place of `call`, one after the other: usually itself.
+  std::vector<DataCall> parts_of(const DataCall& call) const;
   /// Gathers equal blocks of bytes; `blocks` has room for all ranks'. Their memory is the CPU's after `fetch`.
   EngineOp gather_bytes(const void* block, std::size_t bytes, Milliseconds timeout) const;
   static std::vector<std::uint8_t> fetch(const EngineOp& gathered);

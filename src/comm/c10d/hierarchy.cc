@@ -1,5 +1,6 @@
 #include "comm/c10d/hierarchy.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -52,8 +53,12 @@ EngineOp Hierarchy::all_reduce(const DataCall& call, std::chrono::milliseconds t
   const std::int64_t carriers = place_.carriers, size = place_.local_size, length = (count + carriers - 1) / carriers;
   const bool widens = size_of(call.out.dtype) == 2 && !narrow;
   const auto options = message->data.options();
-  message->blocks = at::zeros({size * length}, widens ? options.dtype(at::kFloat) : options);
-  message->blocks.narrow(0, 0, count).copy_(message->data);
+  if (!widens && size * length == count) {
+    message->blocks = message->data;
+  } else {
+    message->blocks = at::zeros({size * length}, widens ? options.dtype(at::kFloat) : options);
+    message->blocks.narrow(0, 0, count).copy_(message->data);
+  }
   message->slice = collect_ ? at::empty({length}, message->blocks.options()) : message->blocks;
 
   const auto spread = [this, message, count](double) {
@@ -68,7 +73,7 @@ EngineOp Hierarchy::all_reduce(const DataCall& call, std::chrono::milliseconds t
       if (message->blocks.scalar_type() != message->data.scalar_type()) {
         return finish_sum(message->blocks.const_data_ptr(), as_buffer(message->data), 1);
       }
-      message->data.copy_(message->blocks.narrow(0, 0, count));
+      if (message->blocks.data_ptr() != message->data.data_ptr()) message->data.copy_(message->blocks.narrow(0, 0, count));
     };
     return op;
   };
@@ -96,6 +101,20 @@ EngineOp Hierarchy::all_reduce(const DataCall& call, std::chrono::milliseconds t
                          : local(Work(), message);
   op.then = cross;
   return op;
+}
+
+std::vector<DataCall> Hierarchy::parts_of(const DataCall& call) const {
+  constexpr std::size_t kPart = 8 << 20;  // bytes: long enough for a link, short beside a large bucket
+  const std::size_t multiple = 16 * static_cast<std::size_t>(place_.carriers);
+  const std::size_t length = kPart / size_of(call.out.dtype) / multiple * multiple;
+  std::vector<DataCall> parts;
+  for (std::size_t at = 0; at < call.out.count; at += length) {
+    parts.push_back(call);
+    Buffer& out = parts.back().out;
+    out.data = static_cast<std::byte*>(out.data) + at * size_of(out.dtype);
+    out.count = std::min(length, call.out.count - at);
+  }
+  return parts;
 }
 
 void Hierarchy::abort(const Error& cause) const {

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -29,6 +30,8 @@ class Hierarchy {
 
   /// CPU memory. Three staged operations, see EngineOp.
   EngineOp all_reduce(const DataCall& call, std::chrono::milliseconds timeout) const;
+  /// A large message in parts, so that one is in shared memory while another is between hosts.
+  std::vector<DataCall> parts_of(const DataCall& call) const;
   void abort(const Error& cause) const;
 
  private:

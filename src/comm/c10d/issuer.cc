@@ -260,6 +260,24 @@ void Issuer::serve() {
 void Issuer::start_data(const CallPtr& call) {
   call->phase = C10dCall::Phase::data;
   call->inputs_ready.make_current_stream_wait();
+  const auto parts = engine_.parts_of(call->data);
+  if (parts.size() == 1) return start_one(call);
+  call->parts_left = parts.size();
+  for (const DataCall& data : parts) {
+    auto part = std::make_shared<C10dCall>();
+    part->header = call->header;
+    part->combined = call->combined;
+    part->tag = call->tag;
+    part->deadline = call->deadline;
+    part->timeout = call->timeout;
+    part->phase = C10dCall::Phase::data;
+    part->data = data;
+    part->whole = call;
+    start_one(part);
+  }
+}
+
+void Issuer::start_one(const CallPtr& call) {
   call->op = engine_.start(call->data, left(*call));
   listen(*call->op);
   if (call->op->then && !call->op->staged) {
@@ -287,8 +305,9 @@ void Issuer::complete(C10dCall& call) {
   if (call.op->finish) call.op->finish(divisor_of(call));
   call.op.reset();
   if (call.phase == C10dCall::Phase::agreed) return call.succeed(withheld(call), {});
+  if (call.whole && --call.whole->parts_left > 0) return;
   if (call.header.priority != 0) order_.ended_here();
-  call.succeed(false, StreamFence(call.data.out.device));
+  (call.whole ? *call.whole : call).succeed(false, StreamFence(call.data.out.device));
 }
 
 double Issuer::divisor_of(const C10dCall& call) const {

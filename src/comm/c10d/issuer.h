@@ -65,6 +65,7 @@ class Issuer {
   void place(const CallPtr& call);
   void serve();
   void start_data(const CallPtr& call);
+  void start_one(const CallPtr& call);
   bool second_half();
   double divisor_of(const C10dCall& call) const;
   void listen(EngineOp& op);

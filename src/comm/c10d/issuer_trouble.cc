@@ -54,6 +54,7 @@ void Issuer::fail_all(const Error& cause) {
   const auto fail = [&](auto& calls) {
     for (auto& call : calls) {
       call->fail(cause);
+      if (call->whole) call->whole->fail(cause);
       abandon(call->op);
     }
     calls.clear();
