@@ -1,8 +1,8 @@
 // Optimizer steps inside backward, and beyond it.
+#include <ATen/ATen.h>
+
 #include <cmath>
 #include <utility>
-
-#include <ATen/ATen.h>
 
 #include "reducer/reducer.h"
 
@@ -50,16 +50,19 @@ void Reducer::update_rest(const BackwardMessage& verdict) {
 void Reducer::require_overlappable(const StepInBackwardOptions& options, bool transforms) const {
   if (!options.overlap_forward) return;
   const auto refuse = [](const std::string& what) {
-    throw Error(ErrorCode::invalid_argument, "overlap_forward takes each bucket's step when its layer is used next, and " + what);
+    throw Error(ErrorCode::invalid_argument,
+                "overlap_forward takes each bucket's step when its layer is used next, and " + what);
   };
   if (options.max_norm) refuse("max_norm needs the gradients of all of them first; use one or the other");
   if (transforms) refuse("a gradient transform averages them at the end of the backward; use one or the other");
   for (const GradientSlot& slot : slots_) {
-    if (slot.is_sparse()) refuse("the sparse gradient of '" + slot.name() + "' is averaged by a message of its own at the end");
+    if (slot.is_sparse())
+      refuse("the sparse gradient of '" + slot.name() + "' is averaged by a message of its own at the end");
   }
 }
 
-// Everything has left and nothing is waited for. Nobody may see gradients that still move: they count as used up already.
+// Everything has left and nothing is waited for. Nobody may see gradients that still move: they count as used up
+// already.
 void Reducer::leave_rest_to_forward() {
   {
     ExposedTime exposed(timeline_);

@@ -1,11 +1,11 @@
 #include "reducer/tensor_watch.h"
 
+#include <ATen/core/ivalue.h>
+#include <ATen/record_function.h>
+
 #include <algorithm>
 #include <mutex>
 #include <unordered_map>
-
-#include <ATen/core/ivalue.h>
-#include <ATen/record_function.h>
 
 namespace unisono {
 

@@ -169,6 +169,22 @@ TEST(Changes, TwoWrappers) {
   });
 }
 
+// Two models of equal shapes whose backwards come in another order on one rank: their messages would fit each other.
+TEST(Changes, TwoWrappersInAnotherOrderAreNamed) {
+  const auto failures = failures_of(2, [](auto group) {
+    auto one = std::make_shared<Net>(), two = std::make_shared<Net>();
+    DistributedDataParallel first_ddp(one, group), second_ddp(two, group);
+    const Tensor x = torch::full({1, 4}, group->rank() + 1.0);
+    Tensor a = first_ddp(x).sum(), b = second_ddp(x).sum();
+    (group->rank() == 0 ? a : b).backward();
+    (group->rank() == 0 ? b : a).backward();
+  });
+  for (const auto& failure : failures) {
+    EXPECT_NE(failure.find("gradients of step 0"), std::string::npos) << failure;
+    EXPECT_NE(failure.find("gradients, wrapper 1 of step 0"), std::string::npos) << failure;
+  }
+}
+
 // C3: three micro-batches under no_sync, then a step.
 TEST(Changes, AStepOnUnsynchronisedGradientsIsRefused) {
   on_ranks(2, [](auto group) {

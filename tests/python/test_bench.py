@@ -1,6 +1,8 @@
 """`unisono bench`: that it runs and what its file holds, never how fast anything was."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 
@@ -79,3 +81,15 @@ def test_a_report_is_written_whole(tmp_path, capsys):
     assert rows_in(tmp_path / "rows.json")[0]["median_s"] == 0.1
     assert "| x | 1 |" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.json", "tables.md"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"),
+                    reason="emulated hosts need root, ip and tc")
+def test_between_hosts(unisono_command, tmp_path):
+    result = unisono_command("bench", "hosts", "--quick", "--json", tmp_path / "rows.json")
+    if "RTNETLINK" in result.stderr or "Operation not permitted" in result.stderr or "mount" in result.stderr:
+        pytest.skip(f"no network namespaces here: {result.stderr.strip()}")
+    assert result.returncode == 0, result.stdout + result.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert {row["impl"] for row in rows} == {"gloo", "unisono over gloo", "unisono hierarchy", "unisono hierarchy, bf16"}
+    assert all(row["ranks"] == 4 and row["median_s"] > 0 for row in rows)

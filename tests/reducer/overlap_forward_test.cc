@@ -1,7 +1,6 @@
 // Optimizer steps that are left to the next forward.
-#include "ranks.h"
-
 #include "comm/fake/fake_group.h"
+#include "ranks.h"
 
 namespace unisono {
 namespace {
@@ -19,15 +18,16 @@ torch::nn::Sequential net() {
 }
 
 Tensor inputs(int rank, int step) {
-  return torch::randn({5, 6}, at::detail::createCPUGenerator(static_cast<std::uint64_t>(100 * step + rank)), at::TensorOptions());
+  return torch::randn({5, 6}, at::detail::createCPUGenerator(static_cast<std::uint64_t>(100 * step + rank)),
+                      at::TensorOptions());
 }
 
 auto sgd = [](std::vector<Tensor> p) {
   return std::make_unique<torch::optim::SGD>(std::move(p), torch::optim::SGDOptions(0.1).momentum(0.9));
 };
 
-// The same bits as an optimizer that steps after backward: whatever the buckets and views, with accumulation, weights, an
-// evaluation between steps, parameters read between steps, two forwards before two backwards.
+// The same bits as an optimizer that steps after backward: whatever the buckets and views, with accumulation, weights,
+// an evaluation between steps, parameters read between steps, two forwards before two backwards.
 TEST(OverlapForward, SameBitsAsAfterwards) {
   for (bool views : {true, false}) {
     for (double cap : {0.0, 25.0}) {
@@ -70,8 +70,8 @@ TEST(OverlapForward, SameBitsAsAfterwards) {
   }
 }
 
-// Two ranks of a scripted world, whose bucket of the last layer does not arrive: backward returns all the same, the forward goes
-// through the first layers, and waits at the last one.
+// Two ranks of a scripted world, whose bucket of the last layer does not arrive: backward returns all the same, the
+// forward goes through the first layers, and waits at the last one.
 TEST(OverlapForward, TheForwardWaitsLayerByLayer) {
   FakeWorld world(2);
   std::vector<std::vector<std::string>> order(2);
@@ -82,8 +82,9 @@ TEST(OverlapForward, TheForwardWaitsLayerByLayer) {
     threads.emplace_back([&, r] {
       try {
         auto model = net();
-        DistributedDataParallel ddp(model, world.group(r), {.bucket_cap_mb = 0, .broadcast_buffers = false, .init_sync = false,
-                                                            .check_replicas = false});
+        DistributedDataParallel ddp(
+            model, world.group(r),
+            {.bucket_cap_mb = 0, .broadcast_buffers = false, .init_sync = false, .check_replicas = false});
         auto& log = order[static_cast<std::size_t>(r)];
         ddp.core().set_step_in_backward(
             [&](const std::vector<NamedTensor>& parameters) {
@@ -138,17 +139,17 @@ TEST(OverlapForward, TheForwardWaitsLayerByLayer) {
     });
   }
   for (auto& thread : threads) thread.join();
-  const std::vector<std::string> expected{
-      "backward returned", "step 0.weight", "step 0.bias", "layer 0", "layer 1", "step 2.weight", "step 2.bias", "layer 2",
-      "layer 3",           "step 4.weight", "step 4.bias", "layer 4"};
+  const std::vector<std::string> expected{"backward returned", "step 0.weight", "step 0.bias", "layer 0",
+                                          "layer 1",           "step 2.weight", "step 2.bias", "layer 2",
+                                          "layer 3",           "step 4.weight", "step 4.bias", "layer 4"};
   for (std::size_t r = 0; r < 2; ++r) {
     EXPECT_EQ(failures[r], "");
     EXPECT_EQ(order[r], expected);
   }
 }
 
-// What goes wrong in a step taken inside a forward cannot be thrown there: the wrapper's forward throws it at its end, and the next
-// backward would.
+// What goes wrong in a step taken inside a forward cannot be thrown there: the wrapper's forward throws it at its end,
+// and the next backward would.
 TEST(OverlapForward, ErrorsReachTheCaller) {
   for (bool through_wrapper : {true, false}) {
     const auto failures = failures_of(2, [&](auto group) {

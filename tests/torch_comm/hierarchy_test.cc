@@ -1,18 +1,18 @@
+#include <unisono/c10d.h>
+#include <unisono/torch_backend.h>
+
 #include <condition_variable>
 #include <mutex>
-
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-
-#include <unisono/c10d.h>
-#include <unisono/torch_backend.h>
 
 #include "comm/contract.h"
 #include "comm/serial/serial_group.h"
 #include "comm/shm/shm_group.h"
 
-// Hosts that are none: ranks are threads, neighbours "share a host", and what is between hosts is our own backend once more.
+// Hosts that are none: ranks are threads, neighbours "share a host", and what is between hosts is our own backend once
+// more.
 
 namespace unisono::testing {
 namespace {
@@ -40,7 +40,8 @@ std::shared_ptr<ProcessGroup> make_hosts(const GroupOptions& options, const Stor
   place.hosts = static_cast<int>(sizes.size());
   place.carriers = *std::min_element(sizes.begin(), sizes.end());
   int host = 0, begin = 0;
-  while (options.rank >= begin + sizes[static_cast<std::size_t>(host)]) begin += sizes[static_cast<std::size_t>(host++)];
+  while (options.rank >= begin + sizes[static_cast<std::size_t>(host)])
+    begin += sizes[static_cast<std::size_t>(host++)];
   place.local_rank = options.rank - begin;
   place.local_size = sizes[static_cast<std::size_t>(host)];
   auto flat = torch_group(store, "flat", options.rank, options.size, options.timeout);

@@ -1,20 +1,20 @@
 // Calls with a priority over a c10d group: who goes first, and that all ranks decide it alike.
+#include "comm/c10d/service_order.h"
+
+#include <gtest/gtest.h>
+#include <unisono/c10d.h>
+#include <unisono/torch_backend.h>
+
 #include <deque>
 #include <map>
 #include <mutex>
 #include <random>
 #include <set>
 #include <thread>
-
-#include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <unisono/c10d.h>
-#include <unisono/torch_backend.h>
-
 #include "comm/c10d/c10d_group.h"
-#include "comm/c10d/service_order.h"
 #include "comm/shm/shm_group.h"
 
 namespace unisono {
@@ -32,7 +32,8 @@ struct Rank {
   std::int64_t says = 0;
 };
 
-// Random timing, as an issuer would live through it: every rank starts the same calls in the same order, and all of them.
+// Random timing, as an issuer would live through it: every rank starts the same calls in the same order, and all of
+// them.
 TEST(ServiceOrder, AllRanksDecideAlikeWhateverTheTiming) {
   for (unsigned seed = 0; seed < 400; ++seed) {
     std::mt19937 random(seed);
@@ -53,7 +54,9 @@ TEST(ServiceOrder, AllRanksDecideAlikeWhateverTheTiming) {
       ASSERT_LT(++steps, 100'000) << "seed " << seed << ": stuck";
       Rank& r = ranks[random() % ranks.size()];
       switch (random() % 3) {
-        case 0: r.made += r.made < calls; break;
+        case 0:
+          r.made += r.made < calls;
+          break;
         case 1: {  // a call may end on one rank long before it does on another, but not before all have started it
           if (r.moving.empty()) break;
           const auto call = *std::next(r.moving.begin(), static_cast<std::ptrdiff_t>(random() % r.moving.size()));
@@ -148,8 +151,8 @@ class GatedBackend final : public c10d::Backend {
   Gate& gate_;
 };
 
-// Calls of 1, 2, 3 ... elements are made in this order, three more than may move at once; whenever one has ended on both ranks the
-// highest priority of those that wait goes next.
+// Calls of 1, 2, 3 ... elements are made in this order, three more than may move at once; whenever one has ended on
+// both ranks the highest priority of those that wait goes next.
 TEST(Priority, HigherOnesOvertakeThoseThatWait) {
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
   std::vector<Gate> gates(2);

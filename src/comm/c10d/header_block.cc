@@ -32,7 +32,8 @@ HeaderBlock::Read HeaderBlock::read(const std::uint8_t* bytes) {
     std::memcpy(&header, bytes + at, sizeof header);
     at += sizeof header;
     const std::size_t left = (kSize - at) / sizeof(std::uint64_t);
-    const std::size_t words = header.record_follows ? 0 : std::min<std::size_t>(left, std::size_t{header.words} + header.sums);
+    const std::size_t words =
+        header.record_follows ? 0 : std::min<std::size_t>(left, std::size_t{header.words} + header.sums);
     std::vector<std::uint64_t> record(words);
     if (words > 0) std::memcpy(record.data(), bytes + at, words * sizeof(record[0]));
     at += words * sizeof(record[0]);

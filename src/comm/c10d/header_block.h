@@ -8,17 +8,19 @@
 
 namespace unisono {
 
-/// What a rank sends in one exchange: how many of its calls with a priority have ended, and the headers of its next calls, as many as it
-/// has and as fit, each with its control record where that fits too. Always the same size, so that ranks which disagree about
-/// everything else can still read each other; a slow link is asked once for many calls. Travels as bytes between equal machines.
+/// What a rank sends in one exchange: how many of its calls with a priority have ended, and the headers of its next
+/// calls, as many as it has and as fit, each with its control record where that fits too. Always the same size, so that
+/// ranks which disagree about everything else can still read each other; a slow link is asked once for many calls.
+/// Travels as bytes between equal machines.
 class HeaderBlock {
  public:
   static constexpr std::size_t kSize = 1024;
 
   /// `ended`: see ServiceOrder.
   explicit HeaderBlock(std::int64_t ended);
-  /// Adds a call. False when it does not fit. The first call of a block always does, if need be without its record, which
-  /// `header.record_follows` then says. What fits depends on the calls alone, so that equal calls make equal blocks.
+  /// Adds a call. False when it does not fit. The first call of a block always does, if need be without its record,
+  /// which `header.record_follows` then says. What fits depends on the calls alone, so that equal calls make equal
+  /// blocks.
   bool add(CallHeader& header, const std::vector<std::uint64_t>& record);
   std::size_t calls() const { return prefix_.calls; }
   const std::vector<std::uint8_t>& bytes() const { return bytes_; }

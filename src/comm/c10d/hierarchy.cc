@@ -1,12 +1,12 @@
 #include "comm/c10d/hierarchy.h"
 
-#include <algorithm>
-#include <string>
-#include <utility>
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
 
 #include "comm/c10d/c10d_group.h"
 #include "comm/c10d/finish_sum.h"
@@ -17,9 +17,9 @@ namespace {
 
 // One message on its way. Its operations own it in turn.
 struct Message {
-  at::Tensor data;     // where it comes from and goes to
-  at::Tensor blocks;   // a block per rank of the host: those of carriers hold the data, the others zeros
-  at::Tensor slice;    // this rank's block
+  at::Tensor data;    // where it comes from and goes to
+  at::Tensor blocks;  // a block per rank of the host: those of carriers hold the data, the others zeros
+  at::Tensor slice;   // this rank's block
   ReduceOp op;
   std::chrono::milliseconds timeout;
 };
@@ -36,8 +36,8 @@ Buffer as_buffer(const at::Tensor& tensor) { return buffer_of(tensor, "a message
 
 }  // namespace
 
-Hierarchy::Hierarchy(HostPlace place, c10::intrusive_ptr<c10d::ProcessGroup> across, std::shared_ptr<ProcessGroup> collect,
-                     std::shared_ptr<ProcessGroup> spread)
+Hierarchy::Hierarchy(HostPlace place, c10::intrusive_ptr<c10d::ProcessGroup> across,
+                     std::shared_ptr<ProcessGroup> collect, std::shared_ptr<ProcessGroup> spread)
     : place_(place), collect_(std::move(collect)), spread_(std::move(spread)) {
   if (across) across_.emplace(std::move(across));
 }
@@ -66,14 +66,16 @@ EngineOp Hierarchy::all_reduce(const DataCall& call, std::chrono::milliseconds t
     CallOptions gather;
     gather.timeout = message->timeout;
     gather.tag.what = "from other hosts";
-    EngineOp op = spread_ ? local(spread_->all_gather(as_buffer(message->blocks), as_buffer(message->slice), gather), message)
-                          : local(Work(), message);
+    EngineOp op =
+        spread_ ? local(spread_->all_gather(as_buffer(message->blocks), as_buffer(message->slice), gather), message)
+                : local(Work(), message);
     op.finish = [message, count](double) {
       const at::NoGradGuard inner;
       if (message->blocks.scalar_type() != message->data.scalar_type()) {
         return finish_sum(message->blocks.const_data_ptr(), as_buffer(message->data), 1);
       }
-      if (message->blocks.data_ptr() != message->data.data_ptr()) message->data.copy_(message->blocks.narrow(0, 0, count));
+      if (message->blocks.data_ptr() != message->data.data_ptr())
+        message->data.copy_(message->blocks.narrow(0, 0, count));
     };
     return op;
   };
@@ -97,8 +99,9 @@ EngineOp Hierarchy::all_reduce(const DataCall& call, std::chrono::milliseconds t
   reduce.op = call.op == ReduceOp::avg ? ReduceOp::sum : call.op;
   reduce.timeout = timeout;
   reduce.tag.what = "to other hosts";
-  EngineOp op = collect_ ? local(collect_->reduce_scatter(as_buffer(message->slice), as_buffer(message->blocks), reduce), message)
-                         : local(Work(), message);
+  EngineOp op =
+      collect_ ? local(collect_->reduce_scatter(as_buffer(message->slice), as_buffer(message->blocks), reduce), message)
+               : local(Work(), message);
   op.then = cross;
   return op;
 }
@@ -123,15 +126,16 @@ void Hierarchy::abort(const Error& cause) const {
 }
 
 std::shared_ptr<ProcessGroup> make_hierarchical_group(c10::intrusive_ptr<c10d::ProcessGroup> group,
-                                                      c10::intrusive_ptr<c10d::ProcessGroup> across, const HostPlace& place,
-                                                      std::shared_ptr<Store> store) {
+                                                      c10::intrusive_ptr<c10d::ProcessGroup> across,
+                                                      const HostPlace& place, std::shared_ptr<Store> store) {
   if (place.hosts < 2 || place.carriers < 1 || place.carriers > place.local_size || place.local_rank < 0 ||
       place.local_rank >= place.local_size || (place.local_rank < place.carriers) != (across != nullptr)) {
     throw Error(ErrorCode::invalid_argument,
                 "make_hierarchical_group: hosts " + std::to_string(place.hosts) + ", local rank " +
                     std::to_string(place.local_rank) + " of " + std::to_string(place.local_size) + ", " +
                     std::to_string(place.carriers) + " carriers, " + (across ? "with" : "without") +
-                    " a group across hosts; there must be two hosts or more, and a group across for the first `carriers` of each");
+                    " a group across hosts; there must be two hosts or more, and a group across for the first "
+                    "`carriers` of each");
   }
   std::shared_ptr<ProcessGroup> collect, spread;
   if (place.local_size > 1) {

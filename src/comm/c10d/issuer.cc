@@ -11,7 +11,8 @@ namespace unisono {
 namespace {
 
 using Clock = C10dCall::Clock;
-constexpr std::chrono::microseconds kSlice = std::chrono::milliseconds(50);  // between looks at deadlines and at the notice board
+constexpr std::chrono::microseconds kSlice =
+    std::chrono::milliseconds(50);  // between looks at deadlines and at the notice board
 constexpr std::chrono::microseconds kPoll(100);
 
 std::chrono::milliseconds left(const C10dCall& call) {
@@ -20,7 +21,8 @@ std::chrono::milliseconds left(const C10dCall& call) {
 }
 
 bool withheld(const C10dCall& call) {
-  return std::any_of(call.headers.begin(), call.headers.end(), [](const CallHeader& header) { return header.withhold != 0; });
+  return std::any_of(call.headers.begin(), call.headers.end(),
+                     [](const CallHeader& header) { return header.withhold != 0; });
 }
 
 }  // namespace
@@ -32,8 +34,10 @@ void Issuer::Signal::raise() {
 }
 
 Issuer::Issuer(Engine engine, Describe describe)
-    : engine_(std::move(engine)), describe_(std::move(describe)),
-      board_(engine_.group()->getStore(), engine_.group()->getRank(), engine_.group()->getSize()), looked_(Clock::now()),
+    : engine_(std::move(engine)),
+      describe_(std::move(describe)),
+      board_(engine_.group()->getStore(), engine_.group()->getRank(), engine_.group()->getSize()),
+      looked_(Clock::now()),
       thread_([this] { run(); }) {}
 
 Issuer::~Issuer() {
@@ -141,7 +145,8 @@ void Issuer::move_on(const C10dCall*& current) {
   }
 }
 
-// What is begun next depends on what all ranks know alone, so that all begin everything in one order. False while that has to wait.
+// What is begun next depends on what all ranks know alone, so that all begin everything in one order. False while that
+// has to wait.
 bool Issuer::begin_something(const C10dCall*& current) {
   if (!halfway_.empty()) {
     current = halfway_.front().get();
@@ -186,7 +191,8 @@ void Issuer::read_headers() {
   const auto bytes = Engine::fetch(*exchange_);
   exchange_.reset();
   std::vector<HeaderBlock::Read> blocks;
-  for (std::size_t at = 0; at < bytes.size(); at += HeaderBlock::kSize) blocks.push_back(HeaderBlock::read(bytes.data() + at));
+  for (std::size_t at = 0; at < bytes.size(); at += HeaderBlock::kSize)
+    blocks.push_back(HeaderBlock::read(bytes.data() + at));
   std::size_t made = waiting_.size();  // by all ranks
   std::int64_t ended = order_.ended();
   for (const auto& block : blocks) {

@@ -18,13 +18,14 @@
 
 namespace unisono {
 
-/// The thread "uni-c10d" of a c10d group. Collectives of one c10d group must be issued in one order on all ranks, and the
-/// data of a call may only move when its header exchange has shown that all ranks agree; so one thread issues everything:
+/// The thread "uni-c10d" of a c10d group. Collectives of one c10d group must be issued in one order on all ranks, and
+/// the data of a call may only move when its header exchange has shown that all ranks agree; so one thread issues
+/// everything:
 ///
 ///   headers of calls k to l, (their records, where large), data of calls k to l, headers of calls l+1 ..., ...
 ///
-/// It does not wait for the data before the next headers; data of several calls is in flight at once. The data of calls with a
-/// priority waits for its turn, see ServiceOrder.
+/// It does not wait for the data before the next headers; data of several calls is in flight at once. The data of calls
+/// with a priority waits for its turn, see ServiceOrder.
 class Issuer {
  public:
   /// How messages about a call begin: "unisono c10d/gloo group, rank 0 of 2, all_reduce 17 (...)".
@@ -86,10 +87,10 @@ class Issuer {
   std::int64_t next_sequence_ = 0;
   bool stop_ = false;
   // The thread's own.
-  std::deque<CallPtr> waiting_;  // not known to have been made by all ranks
-  std::optional<EngineOp> exchange_;  // of the headers of the first of them
-  CallPtr subject_;                   // the call that is named when the exchange fails
-  std::deque<CallPtr> agreed_;   // made by all ranks; their records or data are next
+  std::deque<CallPtr> waiting_;           // not known to have been made by all ranks
+  std::optional<EngineOp> exchange_;      // of the headers of the first of them
+  CallPtr subject_;                       // the call that is named when the exchange fails
+  std::deque<CallPtr> agreed_;            // made by all ranks; their records or data are next
   std::map<std::int64_t, CallPtr> held_;  // their data waits for its turn
   ServiceOrder order_;
   std::deque<CallPtr> halfway_;  // in the first of two halves; nothing else is begun meanwhile

@@ -13,7 +13,8 @@ constexpr auto kSlice = std::chrono::milliseconds(50);   // between looks at dea
 constexpr auto kGrace = std::chrono::milliseconds(500);  // for the engine to end a call at its deadline by itself
 
 bool mentions(const std::string& text, std::initializer_list<const char*> words) {
-  return std::any_of(words.begin(), words.end(), [&](const char* word) { return text.find(word) != std::string::npos; });
+  return std::any_of(words.begin(), words.end(),
+                     [&](const char* word) { return text.find(word) != std::string::npos; });
 }
 
 std::string list(const std::vector<int>& ranks) {
@@ -24,7 +25,8 @@ std::string list(const std::vector<int>& ranks) {
 
 }  // namespace
 
-// Now and then while calls are under way: has a peer failed, is anything overdue, and tell the others where this rank waits.
+// Now and then while calls are under way: has a peer failed, is anything overdue, and tell the others where this rank
+// waits.
 void Issuer::look_around() {
   const auto now = Clock::now();
   if (idle() || now - looked_ < kSlice) {
@@ -33,7 +35,8 @@ void Issuer::look_around() {
   }
   looked_ = now;
   if (auto failure = board_.failure()) throw *failure;
-  if (!waiting_.empty() && std::exchange(posted_sequence_, waiting_[0]->header.sequence) != waiting_[0]->header.sequence)
+  if (!waiting_.empty() &&
+      std::exchange(posted_sequence_, waiting_[0]->header.sequence) != waiting_[0]->header.sequence)
     board_.post_waiting(posted_sequence_);
   const auto check = [&](const CallPtr& call) {
     if (now > call->deadline + kGrace) throw overdue(*call, "");
@@ -76,21 +79,24 @@ Error Issuer::overdue(const C10dCall& call, const std::string& engine_text) {
   if (absent.empty()) {
     text += "a peer does not answer";
   } else {
-    text += list(absent) + (absent.size() == 1 ? " has" : " have") + " not entered this call; the last call there was " +
-            (last_entered_.empty() ? "none" : last_entered_);
+    text += list(absent) + (absent.size() == 1 ? " has" : " have") +
+            " not entered this call; the last call there was " + (last_entered_.empty() ? "none" : last_entered_);
   }
   if (!engine_text.empty()) text += " (" + engine_text + ")";
-  return Error(ErrorCode::timeout, text + ". Look there for the cause, or raise the timeout. The group is unusable now.");
+  return Error(ErrorCode::timeout,
+               text + ". Look there for the cause, or raise the timeout. The group is unusable now.");
 }
 
 Error Issuer::translate(const C10dCall& call, const std::exception& raised) {
   const std::string text(raised.what(), std::strcspn(raised.what(), "\n"));
   const auto* ours = dynamic_cast<const Error*>(&raised);  // an engine of our own behind c10d
-  if ((ours && ours->code() == ErrorCode::timeout) || (!ours && (Clock::now() >= call.deadline || mentions(text, {"imed out", "imeout"}))))
+  if ((ours && ours->code() == ErrorCode::timeout) ||
+      (!ours && (Clock::now() >= call.deadline || mentions(text, {"imed out", "imeout"}))))
     return overdue(call, text);
   if (ours) return Error(ours->code(), describe_(call) + ": " + text);
   if (mentions(text, {"onnection", "closed", "reset", "roken pipe", "ransport endpoint"}))
-    return Error(ErrorCode::peer_lost, describe_(call) + ": a peer died or left the group (" + text + "). The group is unusable now.");
+    return Error(ErrorCode::peer_lost,
+                 describe_(call) + ": a peer died or left the group (" + text + "). The group is unusable now.");
   return Error(ErrorCode::internal, describe_(call) + ": the engine failed: " + text);
 }
 

@@ -19,7 +19,8 @@ void RecordedGroup::replay() {
   std::vector<Call> calls;
   {
     const std::lock_guard lock(mutex_);
-    if (round_.empty()) round_ = begun_;  // ended in its first round: whatever it held so far is all that is known of one
+    if (round_.empty())
+      round_ = begun_;  // ended in its first round: whatever it held so far is all that is known of one
     const std::size_t done = std::min(begun_.size(), round_.size());
     calls.assign(round_.begin() + static_cast<std::ptrdiff_t>(done), round_.end());
     begun_.clear();
@@ -32,7 +33,8 @@ void RecordedGroup::replay() {
     }
     const auto world = static_cast<std::size_t>(size());
     std::vector<std::byte> out(in.size() * world);
-    inner_->all_gather({out.data(), call.count * world, call.dtype}, {in.data(), call.count, call.dtype}, call.options).wait();
+    inner_->all_gather({out.data(), call.count * world, call.dtype}, {in.data(), call.count, call.dtype}, call.options)
+        .wait();
   }
 }
 

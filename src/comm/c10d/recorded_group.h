@@ -1,16 +1,16 @@
 #pragma once
 
+#include <unisono/process_group.h>
+
 #include <memory>
 #include <mutex>
 #include <vector>
 
-#include <unisono/process_group.h>
-
 namespace unisono {
 
-/// A group that remembers which calls were made through it, and can make them once more with nothing in them: how a rank without
-/// inputs takes part in collectives that the other ranks' forwards and backwards make. For messages in which zeros mean "no data".
-/// *Threads*: as the group inside.
+/// A group that remembers which calls were made through it, and can make them once more with nothing in them: how a
+/// rank without inputs takes part in collectives that the other ranks' forwards and backwards make. For messages in
+/// which zeros mean "no data". *Threads*: as the group inside.
 class RecordedGroup final : public ProcessGroup {
  public:
   explicit RecordedGroup(std::shared_ptr<ProcessGroup> inner);

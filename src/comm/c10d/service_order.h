@@ -7,14 +7,14 @@
 
 namespace unisono {
 
-/// Which of the calls with a priority moves its data next. A pure state machine, fed with what all ranks learn in the same order, so
-/// that all ranks get the same answers although they are never at the same point.
+/// Which of the calls with a priority moves its data next. A pure state machine, fed with what all ranks learn in the
+/// same order, so that all ranks get the same answers although they are never at the same point.
 ///
-/// At most `kMoving` calls move at once; of those that wait, the one with the highest priority goes next, older ones first among
-/// equals. Whether one has ended is known to all only by being told: every exchange of headers carries how many calls have ended on
-/// the rank that sends it, and what counts is the least over ranks. When calls wait and no header is due, `wants_word` asks for an
-/// exchange that carries nothing else. It looks only at what all ranks know and at this rank's own end of calls that all ranks have
-/// started, so that every rank comes to it sooner or later.
+/// At most `kMoving` calls move at once; of those that wait, the one with the highest priority goes next, older ones
+/// first among equals. Whether one has ended is known to all only by being told: every exchange of headers carries how
+/// many calls have ended on the rank that sends it, and what counts is the least over ranks. When calls wait and no
+/// header is due, `wants_word` asks for an exchange that carries nothing else. It looks only at what all ranks know and
+/// at this rank's own end of calls that all ranks have started, so that every rank comes to it sooner or later.
 class ServiceOrder {
  public:
   /// Some must move while the ranks agree on the next, or the link falls idle: the agreement queues behind their data.

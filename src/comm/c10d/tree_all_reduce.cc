@@ -1,11 +1,11 @@
 #include "comm/c10d/tree_all_reduce.h"
 
-#include <utility>
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
+
+#include <utility>
 
 #include "comm/c10d/tensors.h"
 #include "comm/reduce_kernels.h"
@@ -30,8 +30,8 @@ void reduce_rows(const at::Tensor& parts, const at::Tensor& out, Dtype dtype, Re
     std::vector<const void*> in;
     for (std::int64_t r = 0; r < world; ++r) in.push_back(parts[r].const_data_ptr());
     void* const to = out.data_ptr();
-    tree_reduce(in, std::span<void* const>(&to, 1), static_cast<std::size_t>(n), dtype, op == ReduceOp::avg ? ReduceOp::sum : op,
-                divisor);
+    tree_reduce(in, std::span<void* const>(&to, 1), static_cast<std::size_t>(n), dtype,
+                op == ReduceOp::avg ? ReduceOp::sum : op, divisor);
     return;
   }
   const bool narrow = out.element_size() == 2;
@@ -77,7 +77,8 @@ EngineOp tree_all_reduce(const c10::intrusive_ptr<c10d::ProcessGroup>& group, co
   at::Tensor parts = at::empty({world, slice}, mine.options());
   at::Tensor to = bytes_of(parts.view({-1})), from = bytes_of(padded);
   std::vector<std::int64_t> equal;
-  auto first = in_flight(group->all_to_all_single(to, from, equal, equal, with<c10d::AllToAllOptions>(timeout)), {to, from});
+  auto first =
+      in_flight(group->all_to_all_single(to, from, equal, equal, with<c10d::AllToAllOptions>(timeout)), {to, from});
   first.then = [=, dtype = data.dtype](double divisor) mutable {
     const at::NoGradGuard no_grad;
     at::Tensor own = at::empty({parts.size(1)}, parts.options());
