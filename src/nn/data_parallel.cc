@@ -208,13 +208,16 @@ void DataParallel::follow(std::vector<NamedTensor> parameters, std::vector<Named
   State& s = *state_;
   parameters = distinct(without(std::move(parameters), s.options.parameters_and_buffers_to_ignore));
   std::string changed = parameters.size() < s.parameters.size() ? "a parameter was removed" : "";
+  std::string first_changed;
   std::vector<NamedTensor> fresh;
   std::map<const void*, std::size_t> before;
   for (std::size_t i = 0; i < s.wrapped.size(); ++i) before.emplace(s.wrapped[i].impl, i);
   for (const NamedTensor& p : parameters) {
     const auto found = before.find(p.tensor.unsafeGetTensorImpl());
     if (found == before.end()) fresh.push_back(p);
-    if (found == before.end() || !s.wrapped[found->second].still(p.tensor)) changed = "parameter '" + p.name + "' is another than it was";
+    if (found != before.end() && s.wrapped[found->second].still(p.tensor)) continue;
+    changed = "parameter '" + p.name + "' is another than it was";
+    if (first_changed.empty()) first_changed = p.name;
   }
   if (changed.empty()) return;
   finish_step();
@@ -224,7 +227,7 @@ void DataParallel::follow(std::vector<NamedTensor> parameters, std::vector<Named
   }
   std::vector<std::string> entries = describe_model(parameters, buffers, s.options);
   for (const NamedTensor& p : fresh) entries.push_back("new since the module was wrapped: '" + p.name + "'");
-  require_same_model(entries, *s.group);
+  require_same_model(entries, *s.group, name_of_change(first_changed.empty() ? "one removed" : first_changed));
   require_reducible(parameters);
   if (s.options.init_sync) broadcast_state(fresh, 0, *s.group, "new parameters");
   s.parameters = std::move(parameters);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
+#include <set>
 #include <sstream>
 
 #include <ATen/ATen.h>
@@ -106,15 +108,22 @@ void require_same_entries(const std::vector<std::string>& entries, ProcessGroup&
   }
 }
 
-void require_same_model(const std::vector<std::string>& entries, ProcessGroup& group) {
+void require_same_model(const std::vector<std::string>& entries, ProcessGroup& group, const char* what) {
   std::string text;
   for (const std::string& entry : entries) text += entry + "\n";
   Sha256 sha;
   sha.update(text.data(), text.size());
-  const std::vector<std::string> digests = gather_texts(sha.hex(), group, "model digest");
+  const std::vector<std::string> digests = gather_texts(sha.hex(), group, what);
   if (std::all_of(digests.begin(), digests.end(), [&](const std::string& d) { return d == digests[0]; })) return;
   require_same_entries(entries, group, "modules", "Build the same module with the same options on every rank.", 1);
   throw Error(ErrorCode::internal, "model digests differ but descriptions do not; please report this");
+}
+
+const char* name_of_change(const std::string& parameter) {
+  static std::mutex mutex;
+  static std::set<std::string> names;
+  const std::lock_guard lock(mutex);
+  return names.insert("change of '" + parameter + "'").first->c_str();
 }
 
 std::string digest_of(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers) {

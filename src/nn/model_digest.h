@@ -15,8 +15,11 @@ std::vector<std::string> describe_model(const std::vector<NamedTensor>& paramete
                                         const DistributedDataParallelOptions& options);
 
 /// *Collective*. *Blocks*. *Throws* `mismatch` naming the first entry that differs and both sides, the same text on all
-/// ranks.
-void require_same_model(const std::vector<std::string>& entries, ProcessGroup& group);
+/// ranks. `what`: the name of its messages, for ranks that do not come and call something else.
+void require_same_model(const std::vector<std::string>& entries, ProcessGroup& group, const char* what = "model digest");
+
+/// The name of the messages that follow a change of `parameter`, for as long as the process lives: errors may tell it late.
+const char* name_of_change(const std::string& parameter);
 
 /// *Collective*. *Blocks*. What `require_same_model` does, for any list of things that ranks must agree on. `whose` is
 /// its name in the error ("modules"), `advice` the last sentence; `extra` lines at the front are not tensors.

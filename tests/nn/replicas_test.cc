@@ -1,4 +1,6 @@
 // What the wrapper does around the reducer: comparing modules, taking rank 0's state, buffers.
+#include <sstream>
+
 #include "reducer/ranks.h"
 
 namespace unisono {
@@ -215,6 +217,31 @@ TEST(Replicas, IgnoredTensorsAreLeftAlone) {
     EXPECT_EQ(m->q.template item<float>(), group->rank());
     ddp(torch::full({2}, group->rank() + 1.0)).backward();
     EXPECT_EQ(m->w.grad()[0].template item<float>(), 1.5f);
+  });
+}
+
+// G1: what torch::save writes of a wrapped module is the module's own, and loads into a bare one, which is wrapped again.
+TEST(Replicas, SavedAndLoaded) {
+  on_ranks(2, [](auto group) {
+    const auto make = [] { return torch::nn::Sequential(torch::nn::Linear(4, 3), torch::nn::BatchNorm1d(3), torch::nn::Linear(3, 1)); };
+    auto model = make();
+    DistributedDataParallel ddp(model, group);
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      ddp(torch::randn({5, 4}) + group->rank()).pow(2).mean().backward();
+      optimizer.step();
+    }
+    ddp.sync_state();
+    std::stringstream file;
+    torch::save(model, file);
+    auto loaded = make();
+    torch::load(loaded, file);
+    const auto before = model->named_parameters(), after = loaded->named_parameters();
+    ASSERT_EQ(before.keys(), after.keys());
+    for (const auto& p : before) EXPECT_TRUE(same_bits(p.value(), after[p.key()])) << p.key();
+    DistributedDataParallel again(loaded, group);
+    EXPECT_EQ(again.digest(), ddp.digest());
   });
 }
 

@@ -132,11 +132,12 @@ def changed_on_one_rank(group, odd, how):
 @pytest.mark.parametrize("how", ["unfrozen", "replaced"])
 @pytest.mark.parametrize("odd", [0, 1])
 def test_changed_on_one_rank_is_an_error_on_both(on_ranks, odd, how):
-    """The other rank compares no modules, so both hear which two calls met; it adds what its bucket holds."""
+    """The other rank compares no modules; both hear which two calls met, and which parameter's change made one of them."""
     results = on_ranks(2, changed_on_one_rank, odd, how)
     changed, other = results[odd], results[1 - odd]
     assert changed.type == other.type == "MismatchError", results
-    assert f"rank {odd} calls all_gather(i64, 1 element, model digest)" in changed.message
+    name = "a.weight" if how == "unfrozen" else "b.weight"
+    assert f"rank {odd} calls all_gather(i64, 1 element, change of '{name}')" in changed.message
     assert f"rank {1 - odd} calls all_reduce(" in changed.message and "gradients of step 0, bucket 0" in changed.message
     assert other.message == changed.message + (" Bucket 0 holds 'b.weight'." if how == "unfrozen" else
                                                " Bucket 0 holds 'b.weight' to 'a.weight' (2 parameters).")

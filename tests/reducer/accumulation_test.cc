@@ -224,5 +224,26 @@ TEST(Accumulation, WeightsAreAllOrNone) {
   });
 }
 
+// C5, with several buckets: passes under no_sync send nothing, the one that closes the window sends each bucket once.
+TEST(Accumulation, EachBucketIsSentOncePerWindow) {
+  on_ranks(2, [](auto group) {
+    torch::nn::Sequential model;
+    for (int layer = 0; layer < 3; ++layer) model->push_back(torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(false)));
+    DistributedDataParallel ddp(model, group, {.bucket_cap_mb = 0});
+    for (int round = 0; round < 4; ++round) {
+      model->zero_grad();
+      {
+        auto skip = ddp.no_sync();
+        for (int pass = 0; pass < 2; ++pass) ddp(torch::ones({1, 4})).sum().backward();
+        EXPECT_EQ(ddp.last_step().step, round - 1);
+      }
+      ddp(torch::ones({1, 4})).sum().backward();
+      EXPECT_EQ(ddp.last_step().step, round);
+      EXPECT_EQ(ddp.last_step().messages, 3);
+      EXPECT_EQ(ddp.core().bucket_sizes().size(), 3u);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace unisono

@@ -1,5 +1,7 @@
 #include "comm/c10d/engine.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
@@ -91,6 +93,13 @@ std::chrono::milliseconds engine_timeout(const c10d::ProcessGroup& group) {
   }
 }
 
+// Whether a sum of 16-bit numbers is large enough for half the bytes to be worth a second message.
+bool by_tree(const DataCall& call) {
+  constexpr std::size_t kTwice = 16 * 1024;
+  const bool adds = call.op == ReduceOp::sum || call.op == ReduceOp::avg;
+  return adds && size_of(call.out.dtype) == 2 && call.out.bytes() >= kTwice;
+}
+
 template <typename Options>
 Options with(std::chrono::milliseconds timeout) {
   Options out;
@@ -110,6 +119,17 @@ EngineOp in_flight(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> 
   return out;
 }
 
+std::vector<DataCall> split(const DataCall& call, std::size_t length) {
+  std::vector<DataCall> parts;
+  for (std::size_t at = 0; at < call.out.count; at += length) {
+    parts.push_back(call);
+    Buffer& out = parts.back().out;
+    out.data = static_cast<std::byte*>(out.data) + at * size_of(out.dtype);
+    out.count = std::min(length, call.out.count - at);
+  }
+  return parts;
+}
+
 Engine::Engine(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<const Hierarchy> hierarchy)
     : group_(std::move(group)),
       hierarchy_(std::move(hierarchy)),
@@ -119,9 +139,11 @@ Engine::Engine(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<con
       name_((hierarchy_ ? "hierarchy/" : "") + engine_name(*group_)), timeout_(engine_timeout(*group_)) {}
 
 std::vector<DataCall> Engine::parts_of(const DataCall& call) const {
-  if (hierarchy_ && call.operation == Operation::all_reduce && call.out.device.kind == Device::Kind::cpu) {
-    return hierarchy_->parts_of(call);
-  }
+  if (call.operation != Operation::all_reduce || call.out.device.kind != Device::Kind::cpu) return {call};
+  if (hierarchy_) return hierarchy_->parts_of(call);
+  // Engines' all_gathers may send and receive in turns; several of them at once fill both directions.
+  constexpr std::size_t kPart = 1 << 20;
+  if (by_tree(call) && group_->getSize() == 2) return split(call, kPart / size_of(call.out.dtype));
   return {call};
 }
 
@@ -164,11 +186,7 @@ EngineOp Engine::start(const DataCall& call, Milliseconds timeout) const {
 }
 
 EngineOp Engine::all_reduce(const DataCall& call, Milliseconds timeout) const {
-  constexpr std::size_t kTwice = 16 * 1024;  // bytes from which half as many are worth a second message
-  const bool adds = call.op == ReduceOp::sum || call.op == ReduceOp::avg;
-  if (adds && size_of(call.out.dtype) == 2 && call.out.bytes() >= kTwice) {
-    return tree_all_reduce(group_, call.out, call.op, timeout);
-  }
+  if (by_tree(call)) return tree_all_reduce(group_, call.out, call.op, timeout);
   std::vector<at::Tensor> data{wire_tensor(call.out)};
   auto options = with<c10d::AllreduceOptions>(timeout);
   options.reduceOp = wire_op(call.op, call.out.dtype);

@@ -51,6 +51,9 @@ struct DataCall {
   bool may_round = false;
 };
 
+/// An all-reduce in parts of `length` elements.
+std::vector<DataCall> split(const DataCall& call, std::size_t length);
+
 /// The contract's operations in the words of a c10d group, and what engines lack: f16 and bf16 are added in f32 (large ones travel in
 /// 16 bits, see tree_all_reduce.h), bool is reduced in u8, averages are divided afterwards; everything that only moves data moves bytes.
 /// *Threads*: one.

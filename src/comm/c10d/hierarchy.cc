@@ -110,14 +110,7 @@ std::vector<DataCall> Hierarchy::parts_of(const DataCall& call) const {
   constexpr std::size_t kPart = 8 << 20;  // bytes: long enough for a link, short beside a large bucket
   const std::size_t multiple = 16 * static_cast<std::size_t>(place_.carriers);
   const std::size_t length = kPart / size_of(call.out.dtype) / multiple * multiple;
-  std::vector<DataCall> parts;
-  for (std::size_t at = 0; at < call.out.count; at += length) {
-    parts.push_back(call);
-    Buffer& out = parts.back().out;
-    out.data = static_cast<std::byte*>(out.data) + at * size_of(out.dtype);
-    out.count = std::min(length, call.out.count - at);
-  }
-  return parts;
+  return split(call, length);
 }
 
 void Hierarchy::abort(const Error& cause) const {

@@ -165,6 +165,7 @@ bool Issuer::begin_something(const C10dCall*& current) {
     if (!exchange_->done()) return false;
     check_engine(*current, *exchange_);
     read_headers();
+    subject_.reset();  // it would keep the call's memory
     if (agreed_.empty()) serve();
     return true;
   }
