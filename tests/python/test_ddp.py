@@ -712,3 +712,20 @@ def shares_storage(group, view):
 @pytest.mark.parametrize("view", [True, False])
 def test_gradients_are_views_into_one_bucket_unless_told_otherwise(on_ranks, view):
     assert on_ranks(1, shares_storage, view) == [view]
+
+
+def held(group, views):
+    net = nn.Linear(4, 1, bias=False)
+    ddp = DistributedDataParallel(net, process_group=group, gradient_as_bucket_view=views)
+    kept = []
+    for step in range(1, 5):
+        net.zero_grad(set_to_none=True)
+        ddp(torch.full((1, 4), float(step))).sum().backward()
+        kept.append(net.weight.grad)
+    return [gradient[0, 0].item() for gradient in kept[2:]]
+
+
+@pytest.mark.parametrize(("views", "expected"), [(True, [4.0, 4.0]), (False, [3.0, 4.0])])
+def test_a_held_gradient(on_ranks, views, expected):
+    """A view of a bucket is the next step's gradient, as with torch's gradient_as_bucket_view; without views it stays."""
+    assert on_ranks(2, held, views) == [expected] * 2

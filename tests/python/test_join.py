@@ -4,6 +4,7 @@ import pytest
 import torch
 from ranks import outcome_of
 from torch import nn
+from torch_group import torch_group
 
 import unisono
 from unisono import DistributedDataParallel
@@ -169,3 +170,61 @@ def test_torchs_sync_batch_norm_needs_every_rank(on_ranks):
     for raised in on_ranks(2, with_torch_sync_batch_norm, False):
         assert raised.type == "InvalidArgumentError" and "'1' is torch's SyncBatchNorm" in raised.message
     assert on_ranks(2, with_torch_sync_batch_norm, True) == [None, None]  # both end together: nobody ends early
+
+
+def with_sparse(group, by_initial):
+    """Rank 0 has three batches, rank 1 one: row r of a sparse table and a dense layer."""
+    net = nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.Linear(2, 1, bias=False))
+    nn.init.ones_(net[0].weight)
+    nn.init.ones_(net[1].weight)
+    ddp = DistributedDataParallel(net, process_group=group, bucket_cap_mb=0)
+    seen = []
+    with ddp.join(divide_by_initial_world_size=by_initial):
+        for step in range(3 if group.rank() == 0 else 1):
+            net.zero_grad()
+            ddp(torch.tensor([group.rank(), 3])).sum().backward()
+            table = net[0].weight.grad
+            seen.append((table.is_sparse, table.to_dense()[:, 0].tolist(), net[1].weight.grad.tolist()))
+    return seen, ddp.replicas_identical()
+
+
+@pytest.mark.parametrize("by_initial", [True, False])
+def test_sparse_gradients_inside_join(on_ranks, by_initial):
+    (first, identical), (second, _) = on_ranks(2, with_sparse, by_initial)
+    both = (True, [0.5, 0.5, 0.0, 1.0, 0.0], [[2.0, 2.0]])
+    share = 0.5 if by_initial else 1.0
+    alone = (True, [share, 0.0, 0.0, share, 0.0], [[2 * share, 2 * share]])
+    assert first == [both, alone, alone]
+    assert second == [both]
+    assert identical
+
+
+def with_unused_and_transform(group):
+    """Layers taken in turns, gradients as bf16, three ranks that end at different steps."""
+    net = nn.ModuleList(nn.Linear(4, 1, bias=False) for _ in range(2))
+    ddp = DistributedDataParallel(net, process_group=group, bucket_cap_mb=0)
+    ddp.set_transform(unisono.transforms.bf16())
+    seen = []
+    with ddp.join():
+        for step in range(1 + group.rank()):
+            ddp.zero_grad()
+            net[step % 2](torch.full((1, 4), 3.0)).sum().backward()
+            seen.append([None if layer.weight.grad is None else layer.weight.grad[0, 0].item() for layer in net])
+    return seen
+
+
+def test_unused_layers_and_a_transform_inside_join(on_ranks):
+    step0, step1, step2 = [3.0, None], [None, 2.0], [1.0, None]
+    assert on_ranks(3, with_unused_and_transform) == [[step0], [step0, step1], [step0, step1, step2]]
+
+
+def over_gloo():
+    with torch_group("gloo") as world:
+        return steps(world, True, False), steps(world, False, False), joined_with_sync_batch_norm(world)[0]
+
+
+def test_over_gloo(on_ranks):
+    (initial, active, identical), (one, other, _) = on_ranks(2, over_gloo, group=False)
+    assert initial == ([1, 0.5, 0.5], True) and active == ([1, 1, 1], True)
+    assert one == other == ([1], True)
+    assert identical

@@ -116,6 +116,37 @@ def test_added_replaced_converted(on_ranks):
     assert on_ranks(2, added_replaced_converted) == [expected] * 2
 
 
+def sparse_ways(group):
+    """A padding row, a table used on one rank only, on none, and rows accumulated under no_sync."""
+    table = nn.Embedding(5, 2, sparse=True, padding_idx=0)
+    dense = nn.Linear(2, 1, bias=False)
+    nn.init.ones_(table.weight)
+    nn.init.ones_(dense.weight)
+    net = nn.ModuleList([table, dense])
+    ddp = DistributedDataParallel(net, process_group=group)
+    r = group.rank()
+    out = []
+
+    def backward(rows):
+        x = table(torch.tensor(rows)) if rows else torch.ones(1, 2)
+        dense(x).sum().backward()
+
+    for kind in ("padding", "one", "none", "accumulated"):
+        ddp.zero_grad()
+        if kind == "accumulated":
+            with ddp.no_sync():
+                backward([1 + r])
+        backward({"padding": [0, 1 + r], "one": [1] if r == 0 else [], "none": [], "accumulated": [4]}[kind])
+        grad = table.weight.grad
+        out.append(None if grad is None else grad.to_dense()[:, 0].tolist())
+    return out
+
+
+def test_sparse_rows_that_are_padding_unused_or_accumulated(on_ranks):
+    expected = [[0, 0.5, 0.5, 0, 0], [0, 0.5, 0, 0, 0], None, [0, 0.5, 0.5, 0, 1.0]]
+    assert on_ranks(2, sparse_ways) == [expected] * 2
+
+
 def changed_on_one_rank(group, odd, how):
     net = Net()
     if how == "unfrozen":
