@@ -93,6 +93,8 @@ Error Issuer::translate(const C10dCall& call, const std::exception& raised) {
   if ((ours && ours->code() == ErrorCode::timeout) ||
       (!ours && (Clock::now() >= call.deadline || mentions(text, {"imed out", "imeout"}))))
     return overdue(call, text);
+  // A peer that left because its group had failed has said so before it went.
+  if (auto failure = board_.failure()) return *failure;
   if (ours) return Error(ours->code(), describe_(call) + ": " + text);
   if (mentions(text, {"onnection", "closed", "reset", "roken pipe", "ransport endpoint"}))
     return Error(ErrorCode::peer_lost,
