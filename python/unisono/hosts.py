@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from unisono import _C
 from unisono.errors import InvalidArgumentError
+from unisono.group import _seconds
 
 
 class _Proof:
@@ -39,7 +40,7 @@ class _Proof:
         os.close(self._fd)
 
 
-def hosts_of(process_group=None) -> list[list[int]]:
+def hosts_of(process_group=None) -> list[tuple[int, ...]]:
     """The ranks of each host of a torch.distributed group, hosts in the order of their first rank. Ranks share a host when each can open
     the other's memory. The variable UNISONO_HOST_PART splits a host further (one part per NUMA domain, or in tests). Collective."""
     size, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
@@ -61,7 +62,7 @@ def hierarchical(process_group=None, timeout: float | timedelta = 1800.0) -> _C.
     """A group over all ranks of `process_group` (torch.distributed's default one) whose all-reduces go through shared memory inside a
     host and over torch.distributed between hosts, each rank carrying a slice. With one host it is shared memory alone, with one rank
     per host torch.distributed alone. Collective; every rank of the default group must take part, for it makes groups."""
-    timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    timeout = _seconds(timeout)
     hosts = hosts_of(process_group)
     rank = dist.get_rank(process_group)
     backend = dist.get_backend_config(process_group)

@@ -100,13 +100,6 @@ bool by_tree(const DataCall& call) {
   return adds && size_of(call.out.dtype) == 2 && call.out.bytes() >= kTwice;
 }
 
-template <typename Options>
-Options with(std::chrono::milliseconds timeout) {
-  Options out;
-  out.timeout = timeout;
-  return out;
-}
-
 }  // namespace
 
 EngineOp in_flight(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> memory) {
@@ -186,7 +179,7 @@ EngineOp Engine::start(const DataCall& call, Milliseconds timeout) const {
 }
 
 EngineOp Engine::all_reduce(const DataCall& call, Milliseconds timeout) const {
-  if (by_tree(call)) return tree_all_reduce(group_, call.out, call.op, timeout);
+  if (by_tree(call)) return tree_all_reduce(group_, call.out, timeout);
   std::vector<at::Tensor> data{wire_tensor(call.out)};
   auto options = with<c10d::AllreduceOptions>(timeout);
   options.reduceOp = wire_op(call.op, call.out.dtype);

@@ -36,6 +36,14 @@ struct EngineOp {
   void require_success() const { check ? check() : static_cast<void>(work->wait()); }
 };
 
+/// A c10d operation's options with this timeout.
+template <typename Options>
+Options with(std::chrono::milliseconds timeout) {
+  Options out;
+  out.timeout = timeout;
+  return out;
+}
+
 /// *Throws* `internal` when the engine returned nothing.
 EngineOp in_flight(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> memory);
 

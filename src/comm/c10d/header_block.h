@@ -22,7 +22,6 @@ class HeaderBlock {
   /// which `header.record_follows` then says. What fits depends on the calls alone, so that equal calls make equal
   /// blocks.
   bool add(CallHeader& header, const std::vector<std::uint64_t>& record);
-  std::size_t calls() const { return prefix_.calls; }
   const std::vector<std::uint8_t>& bytes() const { return bytes_; }
 
   /// One rank's block, received.

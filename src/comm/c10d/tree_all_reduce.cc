@@ -24,30 +24,21 @@ at::Tensor tree_sum(const at::Tensor& rows, std::int64_t begin, std::int64_t end
 }
 
 // The sum of the rows of `parts`, divided, into `out`.
-void reduce_rows(const at::Tensor& parts, const at::Tensor& out, Dtype dtype, ReduceOp op, double divisor) {
+void sum_rows(const at::Tensor& parts, const at::Tensor& out, Dtype dtype, double divisor) {
   const std::int64_t world = parts.size(0), n = parts.size(1);
   if (parts.is_cpu()) {
     std::vector<const void*> in;
     for (std::int64_t r = 0; r < world; ++r) in.push_back(parts[r].const_data_ptr());
     void* const to = out.data_ptr();
-    tree_reduce(in, std::span<void* const>(&to, 1), static_cast<std::size_t>(n), dtype,
-                op == ReduceOp::avg ? ReduceOp::sum : op, divisor);
+    tree_reduce(in, std::span<void* const>(&to, 1), static_cast<std::size_t>(n), dtype, ReduceOp::sum, divisor);
     return;
   }
-  const bool narrow = out.element_size() == 2;
-  at::Tensor sum = tree_sum(narrow ? parts.to(at::kFloat) : parts, 0, world);
+  at::Tensor sum = tree_sum(parts.to(at::kFloat), 0, world);
   out.copy_(divisor == 0 ? at::zeros_like(sum) : sum / divisor);
 }
 
-template <typename Options>
-Options with(std::chrono::milliseconds timeout) {
-  Options out;
-  out.timeout = timeout;
-  return out;
-}
-
 // Between two ranks the slices and the sums are together as many bytes as the whole: one message will do.
-EngineOp of_two(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Buffer& data, ReduceOp op,
+EngineOp of_two(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Buffer& data,
                 std::chrono::milliseconds timeout) {
   at::Tensor mine = tensor_of(data);
   at::Tensor parts = at::empty({2, mine.numel()}, mine.options());
@@ -55,17 +46,17 @@ EngineOp of_two(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Buffe
   auto gathered = in_flight(group->all_gather_single(to, from, with<c10d::AllgatherOptions>(timeout)), {to, from});
   gathered.finish = [=, dtype = data.dtype](double divisor) {
     const at::NoGradGuard no_grad;
-    reduce_rows(parts, mine, dtype, op, divisor);
+    sum_rows(parts, mine, dtype, divisor);
   };
   return gathered;
 }
 
 }  // namespace
 
-EngineOp tree_all_reduce(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Buffer& data, ReduceOp op,
+EngineOp tree_all_reduce(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Buffer& data,
                          std::chrono::milliseconds timeout) {
   const std::int64_t world = group->getSize();
-  if (world == 2) return of_two(group, data, op, timeout);
+  if (world == 2) return of_two(group, data, timeout);
   const auto count = static_cast<std::int64_t>(data.count);
   const std::int64_t slice = (count + world - 1) / world;
   at::Tensor mine = tensor_of(data);
@@ -82,7 +73,7 @@ EngineOp tree_all_reduce(const c10::intrusive_ptr<c10d::ProcessGroup>& group, co
   first.then = [=, dtype = data.dtype](double divisor) mutable {
     const at::NoGradGuard no_grad;
     at::Tensor own = at::empty({parts.size(1)}, parts.options());
-    reduce_rows(parts, own, dtype, op, divisor);
+    sum_rows(parts, own, dtype, divisor);
     at::Tensor sum = bytes_of(own), all = bytes_of(padded);
     auto second = in_flight(group->all_gather_single(all, sum, with<c10d::AllgatherOptions>(timeout)), {all, sum});
     second.finish = [mine, padded, count](double) {
