@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -13,6 +14,7 @@ from torch_group import torch_group
 
 import unisono
 from unisono import _C
+from unisono.group import resolve
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64,
           torch.bool]
@@ -227,6 +229,36 @@ def train(kind):
             optimizer.step()
         del ddp  # while the group lives: a stock Reducer that outlives it can hang in Gloo's destructor, holding Python's lock
         return [p.detach().clone() for p in model.parameters()]
+
+
+def last_reference_in_a_callback():
+    let_go, gone = threading.Event(), threading.Event()
+
+    def callback(_):
+        let_go.wait()
+        holder.clear()
+        gone.set()
+
+    with torch_group("gloo"):
+        holder = [dist.new_group()]
+        resolve(holder[0]).barrier().wait()
+        attached = dist.new_group()
+        if dist.get_rank() == 1:  # comes when rank 0's callback is there, so that it runs on Gloo's thread
+            dist.barrier(attached)
+        work = dist.all_reduce(torch.ones(3), group=holder[0], async_op=True)
+        if dist.get_rank() == 1:
+            work.wait()
+            return True
+        future = work.get_future().then(callback)
+        dist.barrier(attached)
+        del work
+    let_go.set()
+    assert gone.wait(20)
+    return future.done()
+
+
+def test_the_last_reference_to_a_group_may_be_a_callbacks(on_ranks):
+    assert on_ranks(2, last_reference_in_a_callback, group=False) == [True, True]
 
 
 def test_our_wrapper_over_gloo_equals_stock(on_ranks):
