@@ -128,6 +128,20 @@ void check_all_to_all(const ProcessGroup& group, const Buffer& out, const Buffer
   }
 }
 
+void check_message(const ProcessGroup& group, std::string_view operation, const Buffer& data, int peer, bool any,
+                   std::chrono::nanoseconds timeout, Device::Kind device) {
+  CallOptions options;
+  options.timeout = timeout;
+  const Checker check{group, operation, options};
+  check.common();
+  check.buffer(data, "data", device);
+  if (peer < 0 && any) return;
+  if (peer < 0 || peer >= group.size()) {
+    check.fail("the other side is rank " + std::to_string(peer) + "; it must be 0 to " + std::to_string(group.size() - 1));
+  }
+  if (peer == group.rank()) check.fail("the other side is this rank; messages go between two ranks");
+}
+
 void check_barrier(const ProcessGroup& group, const CallOptions& options) {
   Checker{group, "barrier", options}.common();
 }

@@ -25,6 +25,9 @@ void check_reduce_scatter(const ProcessGroup& group, const Buffer& out, const Bu
                           const AllReduceOptions& options, Device::Kind device = Device::Kind::cpu);
 void check_all_to_all(const ProcessGroup& group, const Buffer& out, const Buffer& in, const CallOptions& options,
                       Device::Kind device = Device::Kind::cpu);
+/// `peer` may be negative, for any rank, where `any` allows it.
+void check_message(const ProcessGroup& group, std::string_view operation, const Buffer& data, int peer, bool any,
+                   std::chrono::nanoseconds timeout, Device::Kind device = Device::Kind::cpu);
 void check_barrier(const ProcessGroup& group, const CallOptions& options);
 
 }  // namespace unisono

@@ -9,7 +9,7 @@
 
 namespace unisono {
 
-Dtype dtype_of(at::ScalarType type, const char* operation) {
+std::optional<Dtype> known_dtype(at::ScalarType type) {
   switch (type) {
     case at::kFloat:
     case at::kComplexFloat: return Dtype::f32;
@@ -22,11 +22,15 @@ Dtype dtype_of(at::ScalarType type, const char* operation) {
     case at::kInt: return Dtype::i32;
     case at::kLong: return Dtype::i64;
     case at::kBool: return Dtype::boolean;
-    default:
-      throw Error(ErrorCode::invalid_argument,
-                  std::string("unisono ") + operation + ": tensors of dtype " + at::toString(type) +
-                      " cannot be sent; convert to float, double, half, bfloat16, complex, bool or an integer of 8, 32 or 64 bits");
+    default: return std::nullopt;
   }
+}
+
+Dtype dtype_of(at::ScalarType type, const char* operation) {
+  if (const auto dtype = known_dtype(type)) return *dtype;
+  throw Error(ErrorCode::invalid_argument,
+              std::string("unisono ") + operation + ": tensors of dtype " + at::toString(type) +
+                  " cannot be sent; convert to float, double, half, bfloat16, complex, bool or an integer of 8, 32 or 64 bits");
 }
 
 at::ScalarType scalar_type_of(Dtype dtype) {

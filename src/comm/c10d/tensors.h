@@ -1,11 +1,15 @@
 #pragma once
 
+#include <optional>
+
 #include <ATen/core/Tensor.h>
 
 #include <unisono/buffer.h>
 
 namespace unisono {
 
+/// The dtype a torch dtype travels as; nothing when ranks cannot calculate with it.
+std::optional<Dtype> known_dtype(at::ScalarType type);
 /// The dtype a torch dtype travels as; complex numbers as their real parts (see `real_view`).
 /// *Throws* `invalid_argument` naming `operation` and the dtype when it cannot travel.
 Dtype dtype_of(at::ScalarType type, const char* operation);

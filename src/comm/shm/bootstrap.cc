@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "comm/shm/cause.h"
 #include "comm/shm/event.h"
+#include "comm/shm/inbox.h"
 #include "comm/shm/layout.h"
 #include "comm/shm/peers.h"
 #include "comm/shm/room.h"
@@ -31,17 +32,19 @@ struct Card {
   std::int64_t written_ns = 0;  ///< host clock
   int control_fd = -1;
   int staging_fd = -1;
+  int inbox_fd = -1;
   // Addresses of std::shared_ptr<Mapping>, for ranks that are threads of one process; they live until all have
   // attached.
   std::uintptr_t control = 0;
   std::uintptr_t staging = 0;
+  std::uintptr_t inbox = 0;
 };
 
 std::string write(const Card& c) {
   std::ostringstream out;
   out << c.process.to_string() << '\n'
-      << c.size << ' ' << c.written_ns << ' ' << c.control_fd << ' ' << c.staging_fd << ' ' << c.control << ' '
-      << c.staging << '\n'
+      << c.size << ' ' << c.written_ns << ' ' << c.control_fd << ' ' << c.staging_fd << ' ' << c.inbox_fd << ' '
+      << c.control << ' ' << c.staging << ' ' << c.inbox << '\n'
       << c.failure;
   return out.str();
 }
@@ -52,7 +55,7 @@ Card read(const std::string& text) {
   std::getline(in, line);
   Card c;
   c.process = ProcessIdentity::parse(line);
-  in >> c.size >> c.written_ns >> c.control_fd >> c.staging_fd >> c.control >> c.staging;
+  in >> c.size >> c.written_ns >> c.control_fd >> c.staging_fd >> c.inbox_fd >> c.control >> c.staging >> c.inbox;
   in.ignore();
   std::getline(in, c.failure);
   return c;
@@ -124,7 +127,7 @@ class Bootstrap {
 
   void make_own_memory() {
     const Room room = room_of_process();
-    const std::uint64_t needed = std::max<std::uint64_t>(ControlSegment::bytes(options_.size), kStagingBytes);
+    const std::uint64_t needed = std::max({ControlSegment::bytes(options_.size), kStagingBytes, Inbox::bytes(options_.size)});
     if (needed > room.bytes) {
       throw Error(ErrorCode::invalid_argument, here() + "a rank needs files of " + std::to_string(needed) +
                                                    " bytes and " + room.limit + " leaves " +
@@ -143,6 +146,11 @@ class Bootstrap {
     staging_ = Mapping::create(kStagingBytes);
     mine_.staging_fd = staging_->fd();
     mine_.staging = reinterpret_cast<std::uintptr_t>(&staging_);
+    inbox_ = Mapping::create(Inbox::bytes(options_.size));
+    if (!inbox_->reserve(Inbox::front_bytes(options_.size)))
+      throw Error(ErrorCode::invalid_argument, here() + "no memory is left for the inbox");
+    mine_.inbox_fd = inbox_->fd();
+    mine_.inbox = reinterpret_cast<std::uintptr_t>(&inbox_);
   }
 
   // Looks at the cards of `rank`, waiting at most `patience` for one that is not there yet. Throws when one tells of a
@@ -222,6 +230,7 @@ class Bootstrap {
     try {
       for (const auto& c : cards_) {
         out.staging.push_back(map_one(*c, c->staging, c->staging_fd, kStagingBytes));
+        out.inboxes.push_back(map_one(*c, c->inbox, c->inbox_fd, Inbox::bytes(options_.size)));
         out.processes.push_back(c->process);
       }
       await_all(head, out.processes);
@@ -266,6 +275,7 @@ class Bootstrap {
   Card mine_;
   std::shared_ptr<Mapping> control_;
   std::shared_ptr<Mapping> staging_;
+  std::shared_ptr<Mapping> inbox_;
   std::vector<std::optional<Card>> cards_;
   std::vector<std::string> last_failures_;  ///< of earlier claimants
 };

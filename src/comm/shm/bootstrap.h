@@ -14,6 +14,7 @@ namespace unisono::shm {
 struct Attachment {
   std::shared_ptr<Mapping> control;
   std::vector<std::shared_ptr<Mapping>> staging;  ///< one per rank; no page exists yet
+  std::vector<std::shared_ptr<Mapping>> inboxes;  ///< one per rank, see inbox.h
   std::vector<ProcessIdentity> processes;         ///< one per rank
 };
 

@@ -69,12 +69,19 @@ Mapping::~Mapping() {
   close_descriptor();
 }
 
-bool Mapping::reserve() {
+bool Mapping::reserve() { return reserve(bytes_); }
+
+bool Mapping::reserve(std::size_t bytes) {
   int result = 0;
   do {
-    result = fallocate(fd_, 0, 0, static_cast<off_t>(bytes_));
+    result = fallocate(fd_, 0, 0, static_cast<off_t>(bytes));
   } while (result != 0 && errno == EINTR);
   return result == 0;
+}
+
+// Before Linux 5.14 this cannot be asked for, and pages come when they are touched.
+bool Mapping::reserve_part(std::size_t offset, std::size_t bytes) {
+  return madvise(data_ + offset, bytes, MADV_POPULATE_WRITE) == 0 || errno == EINVAL;
 }
 
 void Mapping::populate() { madvise(data_, bytes_, MADV_POPULATE_WRITE); }

@@ -23,8 +23,11 @@ class Mapping {
   std::size_t bytes() const { return bytes_; }
   int fd() const { return fd_; }
 
-  /// Makes pages exist, so that later use cannot fail. False when there is no memory.
+  /// Makes pages exist (all, or the first `bytes`), so that later use cannot fail. False when there is no memory.
   bool reserve();
+  bool reserve(std::size_t bytes);
+  /// The same for some pages of memory that may be another process's.
+  bool reserve_part(std::size_t offset, std::size_t bytes);
   /// Enters the pages in this process's page tables; an optimisation.
   void populate();
   /// No one can open it any more; those who have it keep it.

@@ -10,6 +10,7 @@
 
 #include "comm/arguments.h"
 #include "comm/shm/engine.h"
+#include "comm/shm/mailbox.h"
 #include "comm/shm/room.h"
 
 namespace unisono {
@@ -17,15 +18,20 @@ namespace {
 
 using shm::Allocation;
 using shm::AllocationCard;
+using shm::Mail;
 using shm::Mapping;
 using shm::Operation;
 using shm::Request;
 
-class ShmGroup final : public ProcessGroup {
+class ShmGroup final : public ProcessGroup, public PointToPoint {
  public:
-  ShmGroup(const GroupOptions& options, std::shared_ptr<shm::Engine> engine)
-      : ProcessGroup(options.rank, options.size, "shm", options.timeout), engine_(std::move(engine)) {}
-  ~ShmGroup() override { engine_->close(); }
+  ShmGroup(const GroupOptions& options, std::shared_ptr<shm::Engine> engine, std::shared_ptr<shm::Mailbox> mailbox)
+      : ProcessGroup(options.rank, options.size, "shm", options.timeout), engine_(std::move(engine)),
+        mailbox_(std::move(mailbox)) {}
+  ~ShmGroup() override {
+    mailbox_->close();
+    engine_->close();
+  }
 
   Work all_reduce(Buffer data, const AllReduceOptions& options) override {
     check_all_reduce(*this, data, options);
@@ -70,11 +76,25 @@ class ShmGroup final : public ProcessGroup {
 
   void abort(const Error& cause) override { engine_->abort(cause); }
 
+  std::shared_ptr<Message> send(Buffer data, int to, std::int64_t tag, std::chrono::nanoseconds timeout) override {
+    check_message(*this, "send", data, to, false, timeout);
+    return post(Mail::Direction::send, std::move(data), to, tag, timeout);
+  }
+  std::shared_ptr<Message> receive(Buffer data, int from, std::int64_t tag, std::chrono::nanoseconds timeout) override {
+    check_message(*this, "receive", data, from, true, timeout);
+    return post(Mail::Direction::receive, std::move(data), from, tag, timeout);
+  }
+
  private:
   CallOptions with_deadline(const CallOptions& options) const {
     CallOptions out = options;
     if (out.timeout.count() == 0) out.timeout = timeout();
     return out;
+  }
+  std::shared_ptr<Message> post(Mail::Direction direction, Buffer data, int peer, std::int64_t tag,
+                                std::chrono::nanoseconds limit) {
+    if (limit.count() == 0) limit = timeout();
+    return mailbox_->submit(std::make_shared<Mail>(mailbox_, direction, std::move(data), peer, tag, limit));
   }
   Work issue(Request request) { return Work(engine_->issue(std::move(request))); }
 
@@ -84,6 +104,7 @@ class ShmGroup final : public ProcessGroup {
   [[noreturn]] void refuse(std::size_t bytes, const std::string& why) const;
 
   std::shared_ptr<shm::Engine> engine_;
+  std::shared_ptr<shm::Mailbox> mailbox_;
 };
 
 void set_text(AllocationCard& card, const std::string& text) {
@@ -191,9 +212,11 @@ std::shared_ptr<ProcessGroup> make_shm_group(const GroupOptions& options, const 
     throw Error(ErrorCode::invalid_argument, "unisono shm group, rank " + std::to_string(options.rank) + " of " +
                                                  std::to_string(options.size) + ": " + reason);
   }
-  auto engine = std::make_shared<shm::Engine>("shm", options.rank, shm::attach(options), shm_options.eager_progress);
+  const shm::Attachment attachment = shm::attach(options);
+  auto engine = std::make_shared<shm::Engine>("shm", options.rank, attachment, shm_options.eager_progress);
   engine->start();
-  return std::make_shared<ShmGroup>(options, std::move(engine));
+  return std::make_shared<ShmGroup>(options, std::move(engine),
+                                    std::make_shared<shm::Mailbox>("shm", options.rank, attachment));
 }
 
 }  // namespace unisono

@@ -4,9 +4,12 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <unisono/error.h>
+
+#include "comm/c10d/tensors.h"
 
 namespace unisono {
 namespace {
@@ -64,6 +67,12 @@ at::Tensor contiguous_output(TorchWork::Call& call, const at::Tensor& tensor, co
   return staged;
 }
 
+Buffer moved_buffer(const at::Tensor& contiguous, const char* operation) {
+  if (known_dtype(contiguous.scalar_type())) return buffer_of(contiguous, operation);
+  return {.data = contiguous.data_ptr(), .count = contiguous.nbytes(), .dtype = Dtype::u8,
+          .owner = std::make_shared<at::Tensor>(contiguous)};
+}
+
 at::Tensor flat_output(TorchWork::Call& call, const std::vector<at::Tensor>& tensors, const at::Tensor& like,
                        const char* operation) {
   check_alike(tensors, like, operation);
@@ -90,12 +99,26 @@ const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* opera
   return tensors[0];
 }
 
+void check_count(std::size_t count, int size, const char* operation) {
+  if (count != static_cast<std::size_t>(size))
+    refuse(operation, "the list has " + std::to_string(count) + " tensors, the group " + std::to_string(size) +
+                          " ranks; give one tensor per rank");
+}
+
+std::optional<at::Tensor> premultiplier(const c10d::ReduceOp& op) {
+  if (static_cast<c10d::ReduceOp::RedOpType>(op) != c10d::ReduceOp::PREMUL_SUM) return std::nullopt;
+  const auto* factor = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+  if (factor == nullptr) refuse("all_reduce", "PREMUL_SUM comes without its factor; make it with torch.distributed's _make_nccl_premul_sum");
+  return factor->tensor_factor.defined() ? factor->tensor_factor : at::scalar_tensor(factor->double_factor);
+}
+
 ReduceOp reduce_op_of(const c10d::ReduceOp& op, const at::Tensor& tensor, const char* operation) {
   const auto type = static_cast<c10d::ReduceOp::RedOpType>(op);
-  if (tensor.is_complex() && type != c10d::ReduceOp::SUM && type != c10d::ReduceOp::AVG)
+  if (tensor.is_complex() && type != c10d::ReduceOp::SUM && type != c10d::ReduceOp::PREMUL_SUM && type != c10d::ReduceOp::AVG)
     refuse(operation, "complex numbers can be reduced by SUM and AVG only");
   switch (type) {
-    case c10d::ReduceOp::SUM: return ReduceOp::sum;
+    case c10d::ReduceOp::SUM:
+    case c10d::ReduceOp::PREMUL_SUM: return ReduceOp::sum;
     case c10d::ReduceOp::AVG: return ReduceOp::avg;
     case c10d::ReduceOp::PRODUCT: return ReduceOp::product;
     case c10d::ReduceOp::MIN: return ReduceOp::min;
@@ -103,7 +126,7 @@ ReduceOp reduce_op_of(const c10d::ReduceOp& op, const at::Tensor& tensor, const 
     case c10d::ReduceOp::BAND: return ReduceOp::bit_and;
     case c10d::ReduceOp::BOR: return ReduceOp::bit_or;
     case c10d::ReduceOp::BXOR: return ReduceOp::bit_xor;
-    default: refuse(operation, "PREMUL_SUM is not supported; multiply the tensor first and use SUM");
+    default: refuse(operation, "this reduction is not known");
   }
 }
 

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include <unisono/buffer.h>
 #include <unisono/dtype.h>
 
 #include "comm/torch_backend/torch_work.h"
@@ -26,6 +28,9 @@ at::Tensor contiguous_input(const at::Tensor& tensor, const char* operation);
 /// the call also reads it.
 at::Tensor contiguous_output(TorchWork::Call& call, const at::Tensor& tensor, const char* operation, bool read);
 
+/// A contiguous tensor's memory for calls that only move it; elements that ranks cannot calculate with travel as bytes.
+Buffer moved_buffer(const at::Tensor& contiguous, const char* operation);
+
 /// One flat output that is cut and copied to `tensors` when the call ends; all must have `like`'s size and dtype.
 at::Tensor flat_output(TorchWork::Call& call, const std::vector<at::Tensor>& tensors, const at::Tensor& like,
                        const char* operation);
@@ -35,7 +40,15 @@ at::Tensor flat_input(const std::vector<at::Tensor>& tensors, const at::Tensor& 
 /// The only tensor of a list; c10d passes lists for several devices per process, which are no more.
 const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* operation);
 
-/// *Throws* `invalid_argument` for PREMUL_SUM and for complex numbers with anything but sum and average.
+/// *Throws* `invalid_argument` unless there is one tensor per rank.
+void check_count(std::size_t count, int size, const char* operation);
+
+/// PREMUL_SUM is a sum of what `premultiplier` has multiplied.
+/// *Throws* `invalid_argument` for complex numbers with anything but sum and average.
 ReduceOp reduce_op_of(const c10d::ReduceOp& op, const at::Tensor& tensor, const char* operation);
+
+
+/// The factor of PREMUL_SUM; nothing for other operations.
+std::optional<at::Tensor> premultiplier(const c10d::ReduceOp& op);
 
 }  // namespace unisono

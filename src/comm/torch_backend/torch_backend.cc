@@ -32,11 +32,13 @@ void check_pairs(const std::vector<at::Tensor>& outputs, const std::vector<at::T
                                                  " outputs and " + std::to_string(inputs.size()) + " inputs; they go in pairs");
 }
 
-void check_count(const std::vector<at::Tensor>& list, int size, const char* operation) {
-  if (list.size() != static_cast<std::size_t>(size))
-    throw Error(ErrorCode::invalid_argument, std::string("unisono ") + operation + ": the list has " +
-                                                 std::to_string(list.size()) + " tensors, the group " + std::to_string(size) +
-                                                 " ranks; give one tensor per rank");
+// PREMUL_SUM is a sum of the ranks' tensors times a factor; where they may not be changed, of copies.
+at::Tensor multiplied(const at::Tensor& tensor, const c10d::ReduceOp& op, bool in_place) {
+  const at::NoGradGuard no_grad;
+  const auto factor = premultiplier(op);
+  if (!factor) return tensor;
+  check_dense_cpu(tensor, "PREMUL_SUM");
+  return in_place ? tensor.detach().mul_(*factor) : tensor.detach().mul(*factor);
 }
 
 // c10d passes a list of lists, one per device of the process; there is one.
@@ -44,15 +46,8 @@ const std::vector<at::Tensor>& only_list(const std::vector<std::vector<at::Tenso
   if (lists.size() != 1)
     throw Error(ErrorCode::invalid_argument, std::string("unisono ") + operation + ": takes one list of tensors per process, got " +
                                                  std::to_string(lists.size()));
-  check_count(lists[0], size, operation);
+  check_count(lists[0].size(), size, operation);
   return lists[0];
-}
-
-void check_equal_splits(const std::vector<int64_t>& splits, const char* operation) {
-  for (const auto split : splits)
-    if (split != splits.front())
-      throw Error(ErrorCode::invalid_argument,
-                  std::string("unisono ") + operation + ": blocks of different sizes are not supported yet; pad them to one size");
 }
 
 }  // namespace
@@ -88,14 +83,19 @@ void TorchBackend::add_all_reduce(TorchWork::Call& call, const at::Tensor& tenso
 TorchBackend::WorkPtr TorchBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const at::Tensor& tensor = only(tensors, "all_reduce");
   TorchWork::Call call;
-  add_all_reduce(call, tensor, reduction(reduce_op_of(options.reduceOp, tensor, "all_reduce"), timeout_of(options.timeout)));
+  const auto how = reduction(reduce_op_of(options.reduceOp, tensor, "all_reduce"), timeout_of(options.timeout));
+  multiplied(tensor, options.reduceOp, true);
+  add_all_reduce(call, tensor, how);
   return start(c10d::OpType::ALLREDUCE, std::move(call));
 }
 
 TorchBackend::WorkPtr TorchBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   TorchWork::Call call;
-  for (const auto& tensor : tensors)
-    add_all_reduce(call, tensor, reduction(reduce_op_of(options.reduceOp, tensor, "all_reduce"), timeout_of(options.timeout)));
+  for (const auto& tensor : tensors) {
+    const auto how = reduction(reduce_op_of(options.reduceOp, tensor, "all_reduce"), timeout_of(options.timeout));
+    multiplied(tensor, options.reduceOp, true);
+    add_all_reduce(call, tensor, how);
+  }
   return start(c10d::OpType::ALLREDUCE_COALESCED, std::move(call));
 }
 
@@ -103,7 +103,7 @@ TorchBackend::WorkPtr TorchBackend::broadcast(Tensors& tensors, const c10d::Broa
   const at::Tensor& tensor = only(tensors, "broadcast");
   TorchWork::Call call;
   const at::Tensor data = contiguous_output(call, tensor, "broadcast", options.rootRank == rank_);
-  call.parts.push_back(group_->broadcast(buffer_of(data, "broadcast"), static_cast<int>(options.rootRank),
+  call.parts.push_back(group_->broadcast(moved_buffer(data, "broadcast"), static_cast<int>(options.rootRank),
                                          within(timeout_of(options.timeout))));
   call.outputs = {tensor};
   return start(c10d::OpType::BROADCAST, std::move(call));
@@ -116,7 +116,9 @@ TorchBackend::WorkPtr TorchBackend::reduce(Tensors& tensors, const c10d::ReduceO
   const at::NoGradGuard no_grad;
   TorchWork::Call call;
   const auto op = reduction(reduce_op_of(options.reduceOp, tensor, "reduce"), timeout_of(options.timeout));
-  add_all_reduce(call, options.rootRank == rank_ ? tensor : tensor.detach().clone(at::MemoryFormat::Contiguous), op);
+  const at::Tensor data = options.rootRank == rank_ ? tensor : tensor.detach().clone(at::MemoryFormat::Contiguous);
+  multiplied(data, options.reduceOp, true);
+  add_all_reduce(call, data, op);
   call.outputs = {tensor};
   return start(c10d::OpType::REDUCE, std::move(call));
 }
@@ -136,7 +138,7 @@ void TorchBackend::add_all_gather(TorchWork::Call& call, const at::Tensor& out, 
   const at::Tensor from = contiguous_input(in, "all_gather");
   const at::Tensor to = contiguous_output(call, out, "all_gather", false);
   call.parts.push_back(
-      group_->all_gather(buffer_of(to, "all_gather"), buffer_of(from, "all_gather"), within(timeout_of(timeout))));
+      group_->all_gather(moved_buffer(to, "all_gather"), moved_buffer(from, "all_gather"), within(timeout_of(timeout))));
   call.outputs.push_back(out);
 }
 
@@ -156,6 +158,27 @@ TorchBackend::WorkPtr TorchBackend::_allgather_base(at::Tensor& output, at::Tens
   TorchWork::Call call;
   add_all_gather(call, output, input, options.timeout);
   return start(c10d::OpType::_ALLGATHER_BASE, std::move(call));
+}
+
+// outputs[r][i] receives rank r's inputs[i].
+TorchBackend::WorkPtr TorchBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                                                        const c10d::AllgatherOptions& options) {
+  if (outputs.size() != static_cast<std::size_t>(size_))
+    throw Error(ErrorCode::invalid_argument, "unisono all_gather_coalesced: " + std::to_string(outputs.size()) +
+                                                 " lists of outputs; the group has " + std::to_string(size_) + " ranks");
+  TorchWork::Call call;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    Tensors of_all;
+    for (auto& list : outputs) {
+      check_pairs(list, inputs, "all_gather_coalesced");
+      of_all.push_back(list[i]);
+    }
+    check_dense_cpu(inputs[i], "all_gather_coalesced");
+    add_all_gather(call, flat_output(call, of_all, inputs[i], "all_gather_coalesced"), inputs[i], options.timeout);
+  }
+  call.outputs.clear();
+  for (const auto& list : outputs) call.outputs.insert(call.outputs.end(), list.begin(), list.end());
+  return start(c10d::OpType::ALLGATHER_COALESCED, std::move(call));
 }
 
 TorchBackend::WorkPtr TorchBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -197,7 +220,8 @@ TorchBackend::WorkPtr TorchBackend::reduce_scatter(Tensors& outputs, std::vector
   const at::Tensor& output = only(outputs, "reduce_scatter");
   check_dense_cpu(output, "reduce_scatter");
   TorchWork::Call call;
-  add_reduce_scatter(call, output, flat_input(only_list(inputs, size_, "reduce_scatter"), output, "reduce_scatter"),
+  add_reduce_scatter(call, output, multiplied(flat_input(only_list(inputs, size_, "reduce_scatter"), output, "reduce_scatter"),
+                                              options.reduceOp, true),
                      reduction(reduce_op_of(options.reduceOp, output, "reduce_scatter"), timeout_of(options.timeout)));
   return start(c10d::OpType::REDUCE_SCATTER, std::move(call));
 }
@@ -205,7 +229,7 @@ TorchBackend::WorkPtr TorchBackend::reduce_scatter(Tensors& outputs, std::vector
 TorchBackend::WorkPtr TorchBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                                          const c10d::ReduceScatterOptions& options) {
   TorchWork::Call call;
-  add_reduce_scatter(call, output, input,
+  add_reduce_scatter(call, output, multiplied(input, options.reduceOp, false),
                      reduction(reduce_op_of(options.reduceOp, output, "reduce_scatter"), timeout_of(options.timeout)));
   return start(c10d::OpType::_REDUCE_SCATTER_BASE, std::move(call));
 }
@@ -215,7 +239,7 @@ TorchBackend::WorkPtr TorchBackend::reduce_scatter_tensor_coalesced(Tensors& out
   check_pairs(outputs, inputs, "reduce_scatter");
   TorchWork::Call call;
   for (std::size_t i = 0; i < outputs.size(); ++i)
-    add_reduce_scatter(call, outputs[i], inputs[i],
+    add_reduce_scatter(call, outputs[i], multiplied(inputs[i], options.reduceOp, false),
                        reduction(reduce_op_of(options.reduceOp, outputs[i], "reduce_scatter"), timeout_of(options.timeout)));
   return start(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, std::move(call));
 }
@@ -231,7 +255,7 @@ TorchBackend::WorkPtr TorchBackend::scatter(Tensors& outputs, std::vector<Tensor
     flat = at::empty({output.numel() * size_}, output.options());
   }
   TorchWork::Call call;
-  call.parts.push_back(group_->broadcast(buffer_of(flat, "scatter"), static_cast<int>(options.rootRank),
+  call.parts.push_back(group_->broadcast(moved_buffer(flat, "scatter"), static_cast<int>(options.rootRank),
                                          within(timeout_of(options.timeout))));
   call.finish = [output, flat, rank = rank_] {
     const at::NoGradGuard no_grad;
@@ -239,32 +263,6 @@ TorchBackend::WorkPtr TorchBackend::scatter(Tensors& outputs, std::vector<Tensor
   };
   call.outputs = {output};
   return start(c10d::OpType::SCATTER, std::move(call));
-}
-
-TorchBackend::WorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                                                  std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
-  check_equal_splits(output_splits, "all_to_all");
-  check_equal_splits(input_splits, "all_to_all");
-  TorchWork::Call call;
-  const at::Tensor from = contiguous_input(input, "all_to_all");
-  const at::Tensor to = contiguous_output(call, output, "all_to_all", false);
-  call.parts.push_back(
-      group_->all_to_all(buffer_of(to, "all_to_all"), buffer_of(from, "all_to_all"), within(timeout_of(options.timeout))));
-  call.outputs = {output};
-  return start(c10d::OpType::ALLTOALL_BASE, std::move(call));
-}
-
-TorchBackend::WorkPtr TorchBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
-  check_count(outputs, size_, "all_to_all");
-  check_count(inputs, size_, "all_to_all");
-  check_dense_cpu(inputs[0], "all_to_all");
-  TorchWork::Call call;
-  const at::Tensor to = flat_output(call, outputs, inputs[0], "all_to_all");
-  const at::Tensor from = flat_input(inputs, inputs[0], "all_to_all");
-  call.parts.push_back(
-      group_->all_to_all(buffer_of(to, "all_to_all"), buffer_of(from, "all_to_all"), within(timeout_of(options.timeout))));
-  call.outputs = outputs;
-  return start(c10d::OpType::ALLTOALL, std::move(call));
 }
 
 }  // namespace unisono

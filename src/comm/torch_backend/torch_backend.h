@@ -9,6 +9,7 @@
 
 #include <unisono/process_group.h>
 
+#include "comm/point_to_point.h"
 #include "comm/torch_backend/future_thread.h"
 #include "comm/torch_backend/torch_work.h"
 
@@ -16,6 +17,7 @@ namespace unisono {
 
 /// A unisono group as torch.distributed's backend "unisono". It only translates: tensors to buffers (complex numbers as
 /// pairs, strided tensors through a copy), operations to the contract's six. Lists of tensors travel as one flat buffer.
+/// Messages between two ranks, and blocks of different sizes, go by the transport's `PointToPoint`.
 /// What is not overridden throws c10d's "Backend unisono does not support ...".
 class TorchBackend final : public c10d::Backend {
  public:
@@ -42,6 +44,7 @@ class TorchBackend final : public c10d::Backend {
 
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
   WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
 
@@ -55,9 +58,21 @@ class TorchBackend final : public c10d::Backend {
                         std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override;
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) override;
 
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  /// A group of its own of these ranks, who all call this; null on the others.
+  bool supportsSplitting() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                          const c10::intrusive_ptr<Options>& options) override;
+
  private:
   std::chrono::nanoseconds timeout_of(std::chrono::milliseconds given) const;
   WorkPtr start(c10d::OpType type, TorchWork::Call call);
+  PointToPoint& messages(const char* operation) const;
+  WorkPtr receive(const at::Tensor& tensor, int from, int tag, c10d::OpType type);
+  void exchange(TorchWork::Call& call, const Tensors& outputs, const Tensors& inputs, std::chrono::milliseconds timeout);
   void add_all_reduce(TorchWork::Call& call, const at::Tensor& tensor, const AllReduceOptions& options);
   void add_all_gather(TorchWork::Call& call, const at::Tensor& out, const at::Tensor& in, std::chrono::milliseconds timeout);
   void add_reduce_scatter(TorchWork::Call& call, const at::Tensor& out, const at::Tensor& in, const AllReduceOptions& options);
@@ -67,6 +82,7 @@ class TorchBackend final : public c10d::Backend {
   c10::intrusive_ptr<Options> options_;
   std::atomic<std::int64_t> timeout_ms_{0};  // 0: the group's own
   std::atomic<std::uint64_t> calls_{0};
+  std::atomic<std::int64_t> exchanges_{0};
 };
 
 }  // namespace unisono

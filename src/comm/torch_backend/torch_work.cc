@@ -11,7 +11,7 @@ namespace unisono {
 
 TorchWork::TorchWork(int rank, c10d::OpType type, Call call, std::weak_ptr<FutureThread> thread)
     : c10d::Work(rank, type), parts_(std::move(call.parts)), outputs_(std::move(call.outputs)),
-      finish_(std::move(call.finish)), thread_(std::move(thread)) {}
+      finish_(std::move(call.finish)), message_(std::move(call.message)), thread_(std::move(thread)) {}
 
 bool TorchWork::isCompleted() {
   if (!std::all_of(parts_.begin(), parts_.end(), [](unisono::Work& part) { return part.poll(); })) return false;
@@ -30,6 +30,11 @@ std::exception_ptr TorchWork::exception() const {
 }
 
 std::vector<at::Tensor> TorchWork::result() { return outputs_; }
+
+int TorchWork::sourceRank() const {
+  if (!message_) throw Error(ErrorCode::invalid_argument, "unisono: only a receive has a source rank");
+  return message_->peer();
+}
 
 void TorchWork::await_parts() noexcept {
   for (auto& part : parts_) {

@@ -9,6 +9,7 @@
 
 #include <unisono/work.h>
 
+#include "comm/point_to_point.h"
 #include "comm/torch_backend/future_thread.h"
 
 namespace unisono {
@@ -21,6 +22,7 @@ class TorchWork final : public c10d::Work {
     std::vector<unisono::Work> parts;
     std::vector<at::Tensor> outputs;        ///< the future's value
     std::function<void()> finish = nullptr;  ///< copies results to where the caller wants them
+    std::shared_ptr<Message> message = nullptr;  ///< of a receive: one of the parts, which knows its sender
   };
 
   TorchWork(int rank, c10d::OpType type, Call call, std::weak_ptr<FutureThread> thread);
@@ -29,6 +31,7 @@ class TorchWork final : public c10d::Work {
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
   std::vector<at::Tensor> result() override;
+  int sourceRank() const override;
   void synchronize() override {}
   bool wait(std::chrono::milliseconds timeout) override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -45,6 +48,7 @@ class TorchWork final : public c10d::Work {
   std::vector<unisono::Work> parts_;
   std::vector<at::Tensor> outputs_;
   std::function<void()> finish_;
+  std::shared_ptr<Message> message_;
   std::weak_ptr<FutureThread> thread_;
   std::once_flag settled_once_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // both guarded by mutex_

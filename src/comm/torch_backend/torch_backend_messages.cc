@@ -1,0 +1,130 @@
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <unisono/error.h>
+#include <unisono/torch_backend.h>
+
+#include "comm/c10d/tensors.h"
+#include "comm/torch_backend/staging.h"
+#include "comm/torch_backend/torch_backend.h"
+
+namespace unisono {
+namespace {
+
+// Tags of torch.distributed are not negative; these are for blocks of all_to_all.
+constexpr std::int64_t kFirstExchange = std::numeric_limits<std::int64_t>::min();
+
+// The rows of `tensor` in blocks of these numbers; equal ones when there are none.
+std::vector<at::Tensor> blocks_of(const at::Tensor& tensor, const std::vector<int64_t>& rows, int size, const char* name) {
+  const std::int64_t all = tensor.dim() > 0 ? tensor.size(0) : 0;
+  std::vector<int64_t> lengths = rows;
+  if (lengths.empty()) lengths.assign(static_cast<std::size_t>(size), all / size);
+  check_count(lengths.size(), size, "all_to_all");
+  const std::int64_t sum = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+  if (sum != all || *std::min_element(lengths.begin(), lengths.end()) < 0)
+    throw Error(ErrorCode::invalid_argument, std::string("unisono all_to_all: the ") + name + " has " + std::to_string(all) +
+                                                 " rows and its split sizes add up to " + std::to_string(sum));
+  return tensor.split_with_sizes(lengths);
+}
+
+}  // namespace
+
+PointToPoint& TorchBackend::messages(const char* operation) const {
+  if (auto* able = dynamic_cast<PointToPoint*>(group_.get())) return *able;
+  throw Error(ErrorCode::invalid_argument, std::string("unisono ") + operation + ": the group's transport, " + group_->name() +
+                                               ", has no messages between two ranks");
+}
+
+TorchBackend::WorkPtr TorchBackend::send(Tensors& tensors, int to, int tag) {
+  const at::Tensor data = contiguous_input(only(tensors, "send"), "send");
+  TorchWork::Call call;
+  call.parts.emplace_back(messages("send").send(moved_buffer(data, "send"), to, tag, timeout_of({})));
+  call.outputs = tensors;
+  return start(c10d::OpType::SEND, std::move(call));
+}
+
+TorchBackend::WorkPtr TorchBackend::receive(const at::Tensor& tensor, int from, int tag, c10d::OpType type) {
+  TorchWork::Call call;
+  const at::Tensor data = contiguous_output(call, tensor, "recv", false);
+  call.message = messages("recv").receive(moved_buffer(data, "recv"), from, tag, timeout_of({}));
+  call.parts.emplace_back(call.message);
+  call.outputs = {tensor};
+  return start(type, std::move(call));
+}
+
+TorchBackend::WorkPtr TorchBackend::recv(Tensors& tensors, int from, int tag) {
+  if (from < 0)
+    throw Error(ErrorCode::invalid_argument, "unisono recv: there is no rank " + std::to_string(from));
+  return receive(only(tensors, "recv"), from, tag, c10d::OpType::RECV);
+}
+
+TorchBackend::WorkPtr TorchBackend::recvAnysource(Tensors& tensors, int tag) {
+  return receive(only(tensors, "recv"), PointToPoint::kAnyRank, tag, c10d::OpType::RECVANYSOURCE);
+}
+
+// Block r goes to rank r as a message of its own, so blocks may have any sizes.
+void TorchBackend::exchange(TorchWork::Call& call, const Tensors& outputs, const Tensors& inputs,
+                            std::chrono::milliseconds timeout) {
+  PointToPoint& post = messages("all_to_all");
+  const std::int64_t tag = kFirstExchange + exchanges_.fetch_add(1);
+  const auto limit = timeout_of(timeout);
+  const auto own = static_cast<std::size_t>(rank_);
+  for (const auto* list : {&outputs, &inputs})
+    for (const auto& tensor : *list) check_dense_cpu(tensor, "all_to_all");
+  if (outputs[own].numel() != inputs[own].numel() || outputs[own].scalar_type() != inputs[own].scalar_type())
+    throw Error(ErrorCode::invalid_argument, "unisono all_to_all: rank " + std::to_string(rank_) + " gives itself " +
+                                                 std::to_string(inputs[own].numel()) + " elements and takes " +
+                                                 std::to_string(outputs[own].numel()) + " from itself; they must be equal");
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    const at::Tensor to = contiguous_output(call, outputs[static_cast<std::size_t>(r)], "all_to_all", false);
+    call.parts.emplace_back(post.receive(moved_buffer(to, "all_to_all"), r, tag, limit));
+  }
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    const at::Tensor from = contiguous_input(inputs[static_cast<std::size_t>(r)], "all_to_all");
+    call.parts.emplace_back(post.send(moved_buffer(from, "all_to_all"), r, tag, limit));
+  }
+  const at::NoGradGuard no_grad;
+  outputs[own].detach().copy_(inputs[own].reshape(outputs[own].sizes()));
+}
+
+TorchBackend::WorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                                                  std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
+  TorchWork::Call call;
+  const at::Tensor from = contiguous_input(input, "all_to_all");
+  const at::Tensor to = contiguous_output(call, output, "all_to_all", false);
+  if (output_splits.empty() && input_splits.empty()) {
+    CallOptions how;
+    how.timeout = timeout_of(options.timeout);
+    call.parts.push_back(group_->all_to_all(moved_buffer(to, "all_to_all"), moved_buffer(from, "all_to_all"), how));
+  } else {
+    exchange(call, blocks_of(to, output_splits, size_, "output"), blocks_of(from, input_splits, size_, "input"), options.timeout);
+  }
+  call.outputs = {output};
+  return start(c10d::OpType::ALLTOALL_BASE, std::move(call));
+}
+
+TorchBackend::WorkPtr TorchBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  check_count(outputs.size(), size_, "all_to_all");
+  check_count(inputs.size(), size_, "all_to_all");
+  TorchWork::Call call;
+  exchange(call, outputs, inputs, options.timeout);
+  call.outputs = outputs;
+  return start(c10d::OpType::ALLTOALL, std::move(call));
+}
+
+c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+                                                      const c10::intrusive_ptr<Options>& options) {
+  const auto mine = std::find(ranks.begin(), ranks.end(), rank_);
+  if (mine == ranks.end()) return nullptr;
+  const auto limit = options ? options->timeout : options_->timeout;
+  return make_torch_backend(make_group_on_store(store, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()),
+                                                std::chrono::duration<double>(limit)));
+}
+
+}  // namespace unisono
