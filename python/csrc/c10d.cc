@@ -43,6 +43,6 @@ void bind_c10d(pybind11::module_& module) {
         return unisono::make_torch_backend(destroyed_without_gil(std::move(group)));
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), WithoutGil());
-  module.def("make_torch_backend", &unisono::make_torch_backend, py::arg("group"), WithoutGil(),
+  module.def("make_torch_backend", &unisono::make_torch_backend, py::arg("group"), py::arg("beside") = nullptr, WithoutGil(),
              "A unisono.ProcessGroup as a torch.distributed backend.");
 }

@@ -46,7 +46,9 @@ def _register_with_torch() -> None:
 
     if not dist.is_available() or "unisono" in dist.Backend.backend_list:
         return
-    dist.Backend.register_backend("unisono", _C.create_torch_backend, devices=["cpu"])
+    from unisono import torch_backend
+
+    dist.Backend.register_backend("unisono", torch_backend.create, devices=["cpu"])
 
 
 _register_with_torch()

@@ -14,7 +14,13 @@ from unisono.errors import InvalidArgumentError
 from unisono.group import _seconds
 
 
-class _Proof:
+def place_of_process() -> str:
+    """Where this process's memory can be opened at most: the boot, the pid namespace, and the part of the host."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.environ.get('UNISONO_HOST_PART', '')}"
+
+
+class Card:
     """Memory with a secret in it: who can read it through /proc is on the same host, whatever names and variables say."""
 
     def __init__(self):
@@ -22,13 +28,15 @@ class _Proof:
         self._fd = os.memfd_create("unisono-host")
         os.write(self._fd, self._secret.encode())
 
-    def card(self) -> dict:
-        return {"pid": os.getpid(), "fd": self._fd, "secret": self._secret,
-                "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-                "part": os.environ.get("UNISONO_HOST_PART", "")}
+    def shown(self) -> dict:
+        return {"pid": os.getpid(), "fd": self._fd, "secret": self._secret, "place": place_of_process()}
 
-    def shares(self, card: dict, own: dict) -> bool:
-        if card["boot"] != own["boot"] or card["part"] != own["part"]:
+    def neighbours(self, cards: list[dict]) -> list[int]:
+        """The ranks, by their cards, whose memory this one can open."""
+        return [rank for rank, card in enumerate(cards) if self._shares(card)]
+
+    def _shares(self, card: dict) -> bool:
+        if card["place"] != place_of_process():
             return False
         try:
             with open(f"/proc/{card['pid']}/fd/{card['fd']}") as memory:
@@ -40,15 +48,8 @@ class _Proof:
         os.close(self._fd)
 
 
-def hosts_of(process_group=None) -> list[tuple[int, ...]]:
-    """The ranks of each host of a torch.distributed group, hosts in the order of their first rank. Ranks share a host when each can open
-    the other's memory. The variable UNISONO_HOST_PART splits a host further (one part per NUMA domain, or in tests). Collective."""
-    size, rank = dist.get_world_size(process_group), dist.get_rank(process_group)
-    proof = _Proof()
-    cards, neighbours = [None] * size, [None] * size
-    dist.all_gather_object(cards, proof.card(), group=process_group)
-    dist.all_gather_object(neighbours, [r for r in range(size) if proof.shares(cards[r], cards[rank])], group=process_group)
-    proof.close()
+def group_by_host(neighbours: list[list[int]]) -> list[tuple[int, ...]]:
+    """The ranks of each host, from what each rank can open."""
     for ranks in neighbours:
         for other in ranks:
             if neighbours[other] != ranks:
@@ -56,6 +57,17 @@ def hosts_of(process_group=None) -> list[tuple[int, ...]]:
                                            f"some processes may not open others' memory (another user, or a container of its own); "
                                            f"give them UNISONO_HOST_PART of their own")
     return sorted({tuple(ranks) for ranks in neighbours})
+
+
+def hosts_of(process_group=None) -> list[tuple[int, ...]]:
+    """The ranks of each host of a torch.distributed group, hosts in the order of their first rank. Ranks share a host when each can open
+    the other's memory. The variable UNISONO_HOST_PART splits a host further (one part per NUMA domain, or in tests). Collective."""
+    size = dist.get_world_size(process_group)
+    card, cards, neighbours = Card(), [None] * size, [None] * size
+    dist.all_gather_object(cards, card.shown(), group=process_group)
+    dist.all_gather_object(neighbours, card.neighbours(cards), group=process_group)
+    card.close()
+    return group_by_host(neighbours)
 
 
 def hierarchical(process_group=None, timeout: float | timedelta = 1800.0) -> _C.ProcessGroup:

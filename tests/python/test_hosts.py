@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import outcome_of
 from torch import nn
 from torch_group import torch_group
@@ -78,3 +79,61 @@ def test_a_rank_that_leaves_is_an_error_on_all_others(on_ranks):
     assert left is None
     for raised in others:
         assert raised.type in ("PeerLostError", "TimeoutError") and "all_reduce" in raised.message
+
+
+def stock_program(part, backend):
+    """Collectives, messages, blocks of different sizes and sub-groups, as torch.distributed has them."""
+    place(part)
+    with torch_group(backend):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        total = torch.arange(1000.0) + rank
+        dist.all_reduce(total)
+        told = torch.full((3,), float(rank))
+        dist.broadcast(told, src=2)
+        everything = torch.zeros(size * 2)
+        dist.all_gather_into_tensor(everything, torch.tensor([rank, -rank], dtype=torch.float32))
+        share = torch.zeros(5)
+        dist.reduce_scatter_tensor(share, torch.arange(5.0 * size) + rank)
+        swapped = torch.zeros(size)
+        dist.all_to_all_single(swapped, torch.arange(float(size)) + 10 * rank)
+        sends, takes = [(rank + r) % 3 for r in range(size)], [(r + rank) % 3 for r in range(size)]
+        blocks = torch.zeros(sum(takes))
+        dist.all_to_all_single(blocks, torch.full((sum(sends),), float(rank)), takes, sends)
+        pieces = [torch.zeros(n) for n in takes]
+        if backend == "unisono":  # Gloo has none of lists
+            dist.all_to_all(pieces, [torch.full((n,), float(rank)) for n in sends])
+            assert torch.equal(torch.cat(pieces), blocks)
+        came = torch.zeros(4)
+        works = [dist.isend(torch.full((4,), float(rank)), (rank + 1) % size), dist.irecv(came, (rank - 1) % size)]
+        for work in works:
+            work.wait()
+        pair = [dist.new_group([0, 3]), dist.new_group([1, 2])][rank in (1, 2)]
+        of_two = torch.tensor([rank + 1.0])
+        dist.all_reduce(of_two, group=pair)
+        objects = [None] * size
+        dist.all_gather_object(objects, f"rank {rank}")
+        dist.barrier()
+        return [total, told, everything, share, swapped, blocks, came, of_two], objects
+
+
+@pytest.mark.parametrize("part", ["aaaa", "aabb", "aaab", "abcd"])
+def test_stock_programs_run_on_several_hosts(on_ranks, part):
+    ours = on_ranks(4, stock_program, part, "unisono", group=False)
+    theirs = on_ranks(4, stock_program, part, "gloo", group=False)
+    for (mine, objects), (expected, names) in zip(ours, theirs, strict=True):
+        assert objects == names
+        for a, b in zip(mine, expected, strict=True):
+            assert torch.equal(a, b)  # whole numbers: their sums have no order
+
+
+def missing_rank(part):
+    place(part)
+    if int(os.environ["RANK"]) == 2:
+        return None
+    return outcome_of(lambda: torch_group("unisono", timeout=1).__enter__())
+
+
+def test_a_rank_that_is_missing_at_the_start_is_named(on_ranks):
+    *others, = on_ranks(3, missing_rank, "aab", group=False)
+    for raised in (others[0], others[1]):
+        assert raised.type == "TimeoutError" and "missing rank 2" in raised.message, raised

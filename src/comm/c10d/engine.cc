@@ -189,6 +189,7 @@ EngineOp Engine::all_reduce(const DataCall& call, Milliseconds timeout) const {
 }
 
 EngineOp Engine::reduce_scatter(const DataCall& call, Milliseconds timeout) const {
+  if (call.in.device.kind == Device::Kind::cpu) return tree_reduce_scatter(group_, call, timeout);
   at::Tensor in = wire_tensor(call.in);
   at::Tensor out = at::empty({static_cast<std::int64_t>(call.out.count)}, in.options());
   auto options = with<c10d::ReduceScatterOptions>(timeout);

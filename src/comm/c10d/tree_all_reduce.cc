@@ -23,17 +23,19 @@ at::Tensor tree_sum(const at::Tensor& rows, std::int64_t begin, std::int64_t end
   return tree_sum(rows, begin, begin + half) + tree_sum(rows, begin + half, end);
 }
 
+// The rows of `parts` in CPU memory, reduced.
+void reduce_rows(const at::Tensor& parts, const Buffer& out, ReduceOp op, double divisor) {
+  std::vector<const void*> in;
+  for (std::int64_t r = 0; r < parts.size(0); ++r) in.push_back(parts[r].const_data_ptr());
+  tree_reduce(in, std::span<void* const>(&out.data, 1), out.count, out.dtype, op, divisor);
+}
+
 // The sum of the rows of `parts`, divided, into `out`.
 void sum_rows(const at::Tensor& parts, const at::Tensor& out, Dtype dtype, double divisor) {
-  const std::int64_t world = parts.size(0), n = parts.size(1);
   if (parts.is_cpu()) {
-    std::vector<const void*> in;
-    for (std::int64_t r = 0; r < world; ++r) in.push_back(parts[r].const_data_ptr());
-    void* const to = out.data_ptr();
-    tree_reduce(in, std::span<void* const>(&to, 1), static_cast<std::size_t>(n), dtype, ReduceOp::sum, divisor);
-    return;
+    return reduce_rows(parts, {out.data_ptr(), static_cast<std::size_t>(out.numel()), dtype}, ReduceOp::sum, divisor);
   }
-  at::Tensor sum = tree_sum(parts.to(at::kFloat), 0, world);
+  at::Tensor sum = tree_sum(parts.to(at::kFloat), 0, parts.size(0));
   out.copy_(divisor == 0 ? at::zeros_like(sum) : sum / divisor);
 }
 
@@ -52,6 +54,19 @@ EngineOp of_two(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Buffe
 }
 
 }  // namespace
+
+EngineOp tree_reduce_scatter(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const DataCall& call,
+                             std::chrono::milliseconds timeout) {
+  at::Tensor in = tensor_of(call.in);
+  at::Tensor parts = at::empty({group->getSize(), static_cast<std::int64_t>(call.out.count)}, in.options());
+  at::Tensor to = bytes_of(parts.view({-1})), from = bytes_of(in);
+  std::vector<std::int64_t> equal;
+  auto op = in_flight(group->all_to_all_single(to, from, equal, equal, with<c10d::AllToAllOptions>(timeout)), {to, from});
+  op.finish = [parts, out = call.out, how = call.op == ReduceOp::avg ? ReduceOp::sum : call.op](double divisor) {
+    reduce_rows(parts, out, how, divisor);
+  };
+  return op;
+}
 
 EngineOp tree_all_reduce(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Buffer& data,
                          std::chrono::milliseconds timeout) {

@@ -15,4 +15,9 @@ namespace unisono {
 EngineOp tree_all_reduce(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Buffer& data,
                          std::chrono::milliseconds timeout);
 
+/// Any reduction of CPU memory by all_to_all, every rank reducing its own block: the same bytes as an engine's own, in our order. (Gloo's
+/// own is an all-reduce of everything, and ends only when somebody waits for it.)
+EngineOp tree_reduce_scatter(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const DataCall& call,
+                             std::chrono::milliseconds timeout);
+
 }  // namespace unisono

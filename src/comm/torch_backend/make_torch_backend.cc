@@ -9,9 +9,10 @@
 
 namespace unisono {
 
-c10::intrusive_ptr<c10d::Backend> make_torch_backend(std::shared_ptr<ProcessGroup> group) {
+c10::intrusive_ptr<c10d::Backend> make_torch_backend(std::shared_ptr<ProcessGroup> group,
+                                                     c10::intrusive_ptr<c10d::Backend> beside) {
   if (!group) throw Error(ErrorCode::invalid_argument, "make_torch_backend: no group was given");
-  return c10::make_intrusive<TorchBackend>(std::move(group));
+  return c10::make_intrusive<TorchBackend>(std::move(group), std::move(beside));
 }
 
 std::shared_ptr<ProcessGroup> make_group_on_store(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,

@@ -52,8 +52,9 @@ const std::vector<at::Tensor>& only_list(const std::vector<std::vector<at::Tenso
 
 }  // namespace
 
-TorchBackend::TorchBackend(std::shared_ptr<ProcessGroup> group)
-    : c10d::Backend(group->rank(), group->size()), group_(std::move(group)), futures_(std::make_shared<FutureThread>()),
+TorchBackend::TorchBackend(std::shared_ptr<ProcessGroup> group, c10::intrusive_ptr<c10d::Backend> beside)
+    : c10d::Backend(group->rank(), group->size()), group_(std::move(group)), beside_(std::move(beside)),
+      post_(dynamic_cast<PointToPoint*>(group_.get())), futures_(std::make_shared<FutureThread>()),
       options_(c10::make_intrusive<Options>("unisono", std::chrono::duration_cast<std::chrono::milliseconds>(group_->timeout()))) {}
 
 void TorchBackend::setTimeout(std::chrono::milliseconds timeout) {

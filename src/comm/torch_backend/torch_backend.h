@@ -24,7 +24,8 @@ class TorchBackend final : public c10d::Backend {
   using Tensors = std::vector<at::Tensor>;
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
-  explicit TorchBackend(std::shared_ptr<ProcessGroup> group);
+  /// `beside` may be null, see make_torch_backend.
+  TorchBackend(std::shared_ptr<ProcessGroup> group, c10::intrusive_ptr<c10d::Backend> beside);
 
   const std::shared_ptr<ProcessGroup>& group() const { return group_; }
 
@@ -73,11 +74,14 @@ class TorchBackend final : public c10d::Backend {
   PointToPoint& messages(const char* operation) const;
   WorkPtr receive(const at::Tensor& tensor, int from, int tag, c10d::OpType type);
   void exchange(TorchWork::Call& call, const Tensors& outputs, const Tensors& inputs, std::chrono::milliseconds timeout);
+  WorkPtr all_to_all_in_one(const Tensors& outputs, const Tensors& inputs, const c10d::AllToAllOptions& options);
   void add_all_reduce(TorchWork::Call& call, const at::Tensor& tensor, const AllReduceOptions& options);
   void add_all_gather(TorchWork::Call& call, const at::Tensor& out, const at::Tensor& in, std::chrono::milliseconds timeout);
   void add_reduce_scatter(TorchWork::Call& call, const at::Tensor& out, const at::Tensor& in, const AllReduceOptions& options);
 
   std::shared_ptr<ProcessGroup> group_;
+  c10::intrusive_ptr<c10d::Backend> beside_;
+  PointToPoint* post_;  // the group's, or null
   std::shared_ptr<FutureThread> futures_;
   c10::intrusive_ptr<Options> options_;
   std::atomic<std::int64_t> timeout_ms_{0};  // 0: the group's own

@@ -3,6 +3,8 @@
 #include <numeric>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <unisono/error.h>
@@ -31,15 +33,36 @@ std::vector<at::Tensor> blocks_of(const at::Tensor& tensor, const std::vector<in
   return tensor.split_with_sizes(lengths);
 }
 
+// A call of the backend beside ours.
+class BesideWork final : public WorkState {
+ public:
+  explicit BesideWork(c10::intrusive_ptr<c10d::Work> work) : work_(std::move(work)) {}
+  bool poll() override { return work_->isCompleted(); }
+  void wait() override {
+    try {
+      work_->wait();
+    } catch (const std::exception&) {  // kept by the work
+    }
+  }
+  std::exception_ptr error() const override { return work_->exception(); }
+  const ControlRecord& control() const override { return none_; }
+  bool withheld() const override { return false; }
+
+ private:
+  c10::intrusive_ptr<c10d::Work> work_;
+  ControlRecord none_;
+};
+
 }  // namespace
 
 PointToPoint& TorchBackend::messages(const char* operation) const {
-  if (auto* able = dynamic_cast<PointToPoint*>(group_.get())) return *able;
+  if (post_ != nullptr) return *post_;
   throw Error(ErrorCode::invalid_argument, std::string("unisono ") + operation + ": the group's transport, " + group_->name() +
                                                ", has no messages between two ranks");
 }
 
 TorchBackend::WorkPtr TorchBackend::send(Tensors& tensors, int to, int tag) {
+  if (post_ == nullptr && beside_) return beside_->send(tensors, to, tag);
   const at::Tensor data = contiguous_input(only(tensors, "send"), "send");
   TorchWork::Call call;
   call.parts.emplace_back(messages("send").send(moved_buffer(data, "send"), to, tag, timeout_of({})));
@@ -57,12 +80,14 @@ TorchBackend::WorkPtr TorchBackend::receive(const at::Tensor& tensor, int from, 
 }
 
 TorchBackend::WorkPtr TorchBackend::recv(Tensors& tensors, int from, int tag) {
+  if (post_ == nullptr && beside_) return beside_->recv(tensors, from, tag);
   if (from < 0)
     throw Error(ErrorCode::invalid_argument, "unisono recv: there is no rank " + std::to_string(from));
   return receive(only(tensors, "recv"), from, tag, c10d::OpType::RECV);
 }
 
 TorchBackend::WorkPtr TorchBackend::recvAnysource(Tensors& tensors, int tag) {
+  if (post_ == nullptr && beside_) return beside_->recvAnysource(tensors, tag);
   return receive(only(tensors, "recv"), PointToPoint::kAnyRank, tag, c10d::OpType::RECVANYSOURCE);
 }
 
@@ -95,10 +120,13 @@ void TorchBackend::exchange(TorchWork::Call& call, const Tensors& outputs, const
 
 TorchBackend::WorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                                                   std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
+  const bool equal = output_splits.empty() && input_splits.empty();
+  if (!equal && post_ == nullptr && beside_)
+    return beside_->alltoall_base(output, input, output_splits, input_splits, options);
   TorchWork::Call call;
   const at::Tensor from = contiguous_input(input, "all_to_all");
   const at::Tensor to = contiguous_output(call, output, "all_to_all", false);
-  if (output_splits.empty() && input_splits.empty()) {
+  if (equal) {
     CallOptions how;
     how.timeout = timeout_of(options.timeout);
     call.parts.push_back(group_->all_to_all(moved_buffer(to, "all_to_all"), moved_buffer(from, "all_to_all"), how));
@@ -109,7 +137,38 @@ TorchBackend::WorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor
   return start(c10d::OpType::ALLTOALL_BASE, std::move(call));
 }
 
+// Gloo has no all-to-all of lists.
+TorchBackend::WorkPtr TorchBackend::all_to_all_in_one(const Tensors& outputs, const Tensors& inputs,
+                                                      const c10d::AllToAllOptions& options) {
+  check_count(outputs.size(), size_, "all_to_all");
+  check_count(inputs.size(), size_, "all_to_all");
+  const at::NoGradGuard no_grad;
+  std::vector<int64_t> to, from;
+  Tensors flat;
+  for (const auto& tensor : outputs) to.push_back(tensor.numel());
+  for (const auto& tensor : inputs) {
+    check_dense_cpu(tensor, "all_to_all");
+    from.push_back(tensor.numel());
+    flat.push_back(tensor.detach().reshape(-1));
+  }
+  at::Tensor input = at::cat(flat);
+  at::Tensor output = at::empty({std::accumulate(to.begin(), to.end(), std::int64_t{0})}, input.options());
+  TorchWork::Call call;
+  call.parts.emplace_back(std::make_shared<BesideWork>(beside_->alltoall_base(output, input, to, from, options)));  // which may take the sizes
+  call.finish = [output, outputs] {
+    const at::NoGradGuard none;
+    std::int64_t begin = 0;
+    for (const auto& tensor : outputs) {
+      tensor.detach().copy_(output.narrow(0, begin, tensor.numel()).view(tensor.sizes()));
+      begin += tensor.numel();
+    }
+  };
+  call.outputs = outputs;
+  return start(c10d::OpType::ALLTOALL, std::move(call));
+}
+
 TorchBackend::WorkPtr TorchBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  if (post_ == nullptr && beside_) return all_to_all_in_one(outputs, inputs, options);
   check_count(outputs.size(), size_, "all_to_all");
   check_count(inputs.size(), size_, "all_to_all");
   TorchWork::Call call;
@@ -120,6 +179,9 @@ TorchBackend::WorkPtr TorchBackend::alltoall(Tensors& outputs, Tensors& inputs, 
 
 c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
                                                       const c10::intrusive_ptr<Options>& options) {
+  if (post_ == nullptr && size_ > 1)
+    throw Error(ErrorCode::invalid_argument, "unisono split: the group " + group_->name() +
+                                                 " spans hosts; make the group with torch.distributed.new_group");
   const auto mine = std::find(ranks.begin(), ranks.end(), rank_);
   if (mine == ranks.end()) return nullptr;
   const auto limit = options ? options->timeout : options_->timeout;
