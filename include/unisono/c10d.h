@@ -1,9 +1,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include <c10/util/intrusive_ptr.h>
 
+#include <unisono/init.h>
 #include <unisono/make_group.h>
 #include <unisono/process_group.h>
 
@@ -42,6 +44,16 @@ struct HostPlace {
 std::shared_ptr<ProcessGroup> make_hierarchical_group(c10::intrusive_ptr<c10d::ProcessGroup> group,
                                                       c10::intrusive_ptr<c10d::ProcessGroup> across, const HostPlace& place,
                                                       std::shared_ptr<Store> store);
+
+/// Where the ranks of a run over several hosts meet, for who makes the group of their choice there.
+struct Meeting {
+  c10::intrusive_ptr<c10d::Store> store;  ///< its keys are this run's alone
+  int rank = 0;
+  int size = 1;
+};
+/// What `init(options)` would use: nothing when the environment tells of one host, unless `options.transport` is "gloo".
+/// *Collective*. *Blocks* and *throws* as `init` does.
+std::optional<Meeting> meet_over_hosts(const InitOptions& options);
 
 /// A c10d store (TCPStore, FileStore, HashStore, PrefixStore) behind unisono's `Store`; keeps it alive.
 std::shared_ptr<Store> make_store(c10::intrusive_ptr<c10d::Store> store);

@@ -35,12 +35,20 @@ void bind_c10d(pybind11::module_& module) {
       },
       py::arg("group"), py::arg("across").none(true), py::arg("hosts"), py::arg("local_rank"), py::arg("local_size"),
       py::arg("carriers"), py::arg("store"), WithoutGil());
-  // The arguments are those that torch.distributed.Backend.register_backend's creator receives, in its order.
   module.def(
-      "create_torch_backend",
+      "meet_over_hosts",
+      [](const std::string& transport, int rank, int size, std::chrono::duration<double> start_timeout) {
+        const auto meeting = unisono::meet_over_hosts(
+            {.transport = transport, .rank = rank, .size = size,
+             .start_timeout = std::chrono::ceil<std::chrono::nanoseconds>(start_timeout)});
+        return meeting ? std::make_tuple(meeting->store, meeting->rank, meeting->size)
+                       : std::make_tuple(c10::intrusive_ptr<c10d::Store>(), 0, 1);
+      },
+      py::arg("transport"), py::arg("rank"), py::arg("size"), py::arg("start_timeout"), WithoutGil());
+  module.def(
+      "make_group_on_store",
       [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::duration<double> timeout) {
-        auto group = unisono::make_group_on_store(store, rank, size, timeout);
-        return unisono::make_torch_backend(destroyed_without_gil(std::move(group)));
+        return destroyed_without_gil(unisono::make_group_on_store(store, rank, size, timeout));
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), WithoutGil());
   module.def("make_torch_backend", &unisono::make_torch_backend, py::arg("group"), py::arg("beside") = nullptr, WithoutGil(),

@@ -14,6 +14,9 @@ _of_torch: WeakKeyDictionary = WeakKeyDictionary()  # one of ours per torch grou
 _companions: WeakKeyDictionary = WeakKeyDictionary()  # the second groups, kept as long as the first
 
 
+_second: WeakKeyDictionary = WeakKeyDictionary()  # how to make the second group of one that init() made over hosts
+
+
 def _seconds(value: float | timedelta) -> timedelta:
     return value if isinstance(value, timedelta) else timedelta(seconds=value)
 
@@ -22,12 +25,33 @@ def init(transport: str = "auto", rank: int = -1, size: int = -1, timeout: float
          start_timeout: float | timedelta = 300.0) -> _C.ProcessGroup:
     """Makes this process's group from its environment: `unisono run`, torchrun, mpirun, srun, or a world of one.
 
+    `transport` is "auto" (shared memory on one host, else two levels over Gloo), "shm", "serial" or "gloo".
     Collective; blocks until all ranks are there, at most `start_timeout` seconds. The newest group is the one that
     `DistributedDataParallel` takes when it is given none.
     """
     global _default_group
-    _default_group = _C.init(transport, rank, size, _seconds(timeout), _seconds(start_timeout))
+    _default_group = _init_over_hosts(transport, rank, size, _seconds(timeout), _seconds(start_timeout)) or _C.init(
+        transport, rank, size, _seconds(timeout), _seconds(start_timeout))
     return _default_group
+
+
+def _init_over_hosts(transport, rank, size, timeout, start_timeout) -> _C.ProcessGroup | None:
+    """The group of a run that spans hosts, or that asks for Gloo; else nothing."""
+    if transport not in ("auto", "gloo"):
+        return None
+    store, rank, size = _C.meet_over_hosts(transport, rank, size, start_timeout)
+    if store is None:
+        return None
+    from unisono.several_hosts import gloo_group, meet
+
+    def make(name):
+        if transport == "gloo":
+            return _C.from_torch(gloo_group(store, name, rank, size, timeout))
+        return meet(dist.PrefixStore(name, store), rank, size, timeout)
+
+    group = make("first")
+    _second[group] = lambda: make("second")
+    return group
 
 
 def of_keywords(process_group, device_mesh) -> _C.ProcessGroup:
@@ -71,6 +95,9 @@ def with_companion(process_group) -> _C.ProcessGroup:
     """`resolve`, and a companion for groups whose own cannot be made below Python. Collective the first time."""
     ours = resolve(process_group)
     if ours.size() == 1 or ours.name == "shm" or ours in _companions:
+        return ours
+    if ours in _second:
+        set_companion(ours, _second[ours]())
         return ours
     theirs = dist.group.WORLD if process_group is None else process_group
     if isinstance(theirs, dist.ProcessGroup):

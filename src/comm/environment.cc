@@ -52,7 +52,7 @@ struct Launcher {
 };
 
 constexpr Launcher kLaunchers[] = {
-    {Environment::Source::variables, "RANK", "WORLD_SIZE", nullptr, "the environment"},
+    {Environment::Source::variables, "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "the environment"},
     {Environment::Source::open_mpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE",
      "mpirun (Open MPI)"},
     {Environment::Source::mpich, "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", "mpiexec (MPICH)"},
@@ -148,11 +148,34 @@ void read_tcp(const Reader& env, Environment& out) {
   out.evidence += " " + env.shown("MASTER_ADDR") + " " + env.shown("MASTER_PORT");
 }
 
+bool spans_hosts(const Reader& env, const Launcher& launcher, int size) {
+  return (launcher.local_size && env.has(launcher.local_size) && env.number(launcher.local_size) < size) ||
+         (launcher.source == Environment::Source::slurm && env.has("SLURM_NNODES") && env.number("SLURM_NNODES") > 1);
+}
+
+// "node[003-005,9],login" is node003, node004, ...
+std::string first_node(const std::string& list) {
+  const auto end = list.find_first_of("[,");
+  std::string name = list.substr(0, end);
+  if (end == std::string::npos || list[end] == ',') return name;
+  const auto stop = list.find_first_of("-,]", end + 1);
+  return name + list.substr(end + 1, stop - end - 1);
+}
+
+// Rank 0 is on the first node of a step; the port is one of 20000 by the job's number, the same on all nodes.
+bool read_slurm_nodes(const Reader& env, Environment& out) {
+  const char* variable = env.has("SLURM_STEP_NODELIST") ? "SLURM_STEP_NODELIST" : "SLURM_JOB_NODELIST";
+  if (!env.has(variable) || !env.has("SLURM_JOB_ID")) return false;
+  out.host = first_node(*env.text(variable));
+  out.port = 30'000 + env.number("SLURM_JOB_ID") % 20'000;
+  out.meeting = Environment::Meeting::tcp;
+  out.evidence += " " + env.shown(variable) + " " + env.shown("SLURM_JOB_ID");
+  return true;
+}
+
 void read_job_file(const Reader& env, const Launcher& launcher, Environment& out) {
-  const bool several_hosts =
-      (launcher.local_size && env.has(launcher.local_size) && env.number(launcher.local_size) < out.size) ||
-      (launcher.source == Environment::Source::slurm && env.has("SLURM_NNODES") && env.number("SLURM_NNODES") > 1);
-  if (several_hosts)
+  if (out.several_hosts && launcher.source == Environment::Source::slurm && read_slurm_nodes(env, out)) return;
+  if (out.several_hosts)
     refuse(out.evidence + " from " + launcher.name + " spans several hosts and tells no address. Set MASTER_ADDR to rank 0's " +
            "host and MASTER_PORT to a free port there.");
   out.meeting = Environment::Meeting::job_file;
@@ -165,6 +188,8 @@ void read_meeting(const Reader& env, const InitOptions& options, Environment& ou
     return;
   }
   if (out.size == 1) return;
+  const Launcher* launcher = launcher_of(out.source);
+  out.several_hosts = launcher && spans_hosts(env, *launcher, out.size);
   if (auto store = env.text("UNISONO_STORE")) {
     if (!store->starts_with("file:") || store->size() == 5)
       refuse("UNISONO_STORE=" + *store + " is not understood. Write UNISONO_STORE=file:PATH.");
@@ -174,7 +199,6 @@ void read_meeting(const Reader& env, const InitOptions& options, Environment& ou
     return;
   }
   if (env.has("MASTER_ADDR") || env.has("MASTER_PORT")) return read_tcp(env, out);
-  const Launcher* launcher = launcher_of(out.source);
   if (launcher && launcher->source != Environment::Source::variables) return read_job_file(env, *launcher, out);
   refuse(out.evidence + ", but MASTER_ADDR, MASTER_PORT and UNISONO_STORE are not set: the ranks have no place to meet. " +
          "Use `unisono run -n " + std::to_string(out.size) + " ...`, or set MASTER_ADDR=127.0.0.1 and MASTER_PORT to a " +

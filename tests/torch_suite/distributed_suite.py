@@ -1,8 +1,8 @@
 """torch's own tests of torch.distributed, which torch ships, as a unittest class over the backend named in $BACKEND.
 
-torch's file reads BACKEND and WORLD_SIZE when it is imported, so set both first; `run.py` does. Its tests ask by name which
-backends can do what. Here "unisono" is entered in the sets meant for that, and where a test's condition spells out names
-(`BACKEND != "mpi"`) its skip is taken off for every backend alike: a backend that cannot do it fails.
+torch's file reads BACKEND and WORLD_SIZE when it is imported, so set both first; `run.py` does. Its tests ask by name
+which backends can do what. Here "unisono" is entered in the sets meant for that, and where a test's condition spells
+out names (`BACKEND != "mpi"`) its skip is taken off for every backend alike: a backend that cannot do it fails.
 """
 
 import contextlib
@@ -10,11 +10,10 @@ import inspect
 import os
 
 import torch
+import unisono  # noqa: F401  registers the backend
 from torch.testing._internal import common_distributed
 
-import unisono  # noqa: F401  registers the backend
-
-BACKEND, WORLD_SIZE = os.environ["BACKEND"], os.environ["WORLD_SIZE"]
+BACKEND = os.environ["BACKEND"]
 os.environ.setdefault("TEMP_DIR", "")  # torch's setUp sets it for each test
 
 features = common_distributed.DistTestCases.backend_feature
@@ -43,8 +42,8 @@ NAMED_BACKENDS = {
     f"Test requires backend {BACKEND} to be one of {{'gloo'}}",
 }
 
-# The names of functions that a profile shows are looked at for these backends only.
-if os.environ.get("SUITE_PROFILING"):
+# In a profile they look for a range named after the collective, for these backends only.
+if "SUITE_PROFILES" in os.environ:
     distributed_test.PROFILING_SUPPORTED_BACKENDS.append("unisono")
     distributed_test.SEND_RECV_PROFILING_SUPPORTED_BACKENDS.append("unisono")
 
@@ -58,7 +57,7 @@ for name, function in inspect.getmembers(base, inspect.isfunction):
 
 
 class TorchSuite(distributed_test.TestDistBackend, base):
-    """Each test runs in WORLD_SIZE processes, forked from this one: torch's spawn imports torch again in each of them."""
+    """Each test runs in WORLD_SIZE processes, forked from this one unless $SUITE_START is "spawn", as in torch."""
 
     def setUp(self):
         super().setUp()

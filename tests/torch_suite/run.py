@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs torch's tests of torch.distributed over a backend and says which passed, which were skipped and which failed, and why.
+"""Runs torch's tests of torch.distributed over a backend and says which passed, were skipped or failed, and why.
 
     python tests/torch_suite/run.py                                     # all, over unisono
     python tests/torch_suite/run.py test_all_reduce_sum test_barrier
@@ -25,7 +25,7 @@ OUTCOMES = ("passed", "skipped", "failed")
 def error_lines(text):
     """The first line of what each process raised; of anything else its last line."""
     lines = []
-    for block in re.split(r"^Process \d+ exited with error code \d+ and exception:$", text, flags=re.M)[1:]:
+    for block in re.split(r"^(?:RuntimeError: )?Process \d+ exited with error code \d+ and exception:$", text, flags=re.M)[1:]:
         frames = list(re.finditer(r'^  File ".*\n(?:    .*\n)*', block, flags=re.M))
         rest = block[frames[-1].end():] if frames else block
         lines.append(rest.strip().split("\n")[0])
@@ -85,7 +85,8 @@ def markdown(results, other):
     """A table of the tests that did not pass; `other` are the results of another backend, by test."""
     counts = Counter(r["outcome"] for r in results)
     lines = [", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES), ""]
-    lines += ["| test | outcome | reason |" + (" other backend |" if other else ""), "|---|---|---|" + ("---|" if other else "")]
+    columns = ["test", "outcome", "reason", *(["other backend"] if other else [])]
+    lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
     for r in sorted(results, key=lambda r: (r["outcome"], r["reason"], r["test"])):
         if r["outcome"] == "passed":
             continue
@@ -105,6 +106,7 @@ def main():
     parser.add_argument("--timeout", type=int, default=60, help="seconds a test may take")
     parser.add_argument("--start", choices=("fork", "spawn"), default="fork", help="how processes start")
     parser.add_argument("--cpu-for-gpu", action="store_true", help="see cpu_for_gpu.py")
+    parser.add_argument("--profiles", action="store_true", help="look for unisono's collectives in profiles too")
     parser.add_argument("--json", type=Path, help="where results go")
     parser.add_argument("--markdown", type=Path, help="where the table goes; else it is printed")
     parser.add_argument("--against", type=Path, help="results of another backend to show next to these")
@@ -113,8 +115,7 @@ def main():
     os.environ.update(BACKEND=args.backend, WORLD_SIZE=str(args.world_size), SUITE_START=args.start,
                       DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(args.timeout), PYTORCH_PRINT_REPRO_ON_FAILURE="0",
                       CUDA_VISIBLE_DEVICES="")
-    if args.cpu_for_gpu:
-        os.environ["SUITE_CPU_FOR_GPU"] = "1"
+    os.environ.update({f"SUITE_{name.upper()}": "1" for name in ("cpu_for_gpu", "profiles") if getattr(args, name)})
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory(prefix="torch-suite-") as directory:
         tempfile.tempdir = directory  # torch's tests leave files behind

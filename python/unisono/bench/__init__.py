@@ -29,6 +29,10 @@ def build_parser() -> argparse.ArgumentParser:
     hosts.add_argument("--per-host", type=_positive, default=2, metavar="N", help="ranks on each (2)")
     hosts.add_argument("--rate", default="1gbit", metavar="R", help="of each host's link, as tc takes it (1gbit)")
 
+    backend = kinds.add_parser("torch-backend", parents=[common], help="stock torch.distributed programs on the backend")
+    backend.add_argument("--ranks", type=_numbers, default=[2], metavar="N,N", help="(2)")
+    backend.add_argument("--rounds", type=_positive, metavar="N", help="bursts of each call (25)")
+
     step = kinds.add_parser("step", parents=[common], help="training steps of whole models")
     step.add_argument("--ranks", type=_numbers, default=[2], metavar="N,N", help="(2)")
     step.add_argument("--models", type=_names, metavar="M,M", help="mlp,tiny,gpt,params1000 (all)")
@@ -65,13 +69,13 @@ def _sizes(text: str) -> list[int]:
 
 def main(argv: list[str]) -> int:
     options = build_parser().parse_args(argv)
-    from unisono.bench import all_reduce, between_hosts, step
+    from unisono.bench import all_reduce, between_hosts, step, torch_backend
     from unisono.bench.launch import BenchError
     from unisono.bench.report import Report
 
     report = Report(f"unisono bench {' '.join(argv)}")
     try:
-        {"all-reduce": all_reduce, "hosts": between_hosts, "step": step}[options.kind].run(options, report)
+        {"all-reduce": all_reduce, "hosts": between_hosts, "step": step, "torch-backend": torch_backend}[options.kind].run(options, report)
     except BenchError as error:
         print(f"unisono bench: {error}", file=sys.stderr)
         return 1

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from pathlib import Path
 
 from unisono.bench.launch import BenchError, worker_environment
 
@@ -58,9 +59,14 @@ class EmulatedHosts:
     def run(self, command: list[str], per_host: int = 1) -> None:
         """`command` on every host, `per_host` ranks each, to its end. *Throws* BenchError with the last words of a rank that failed."""
         with tempfile.TemporaryDirectory(prefix="unisono-bench-") as folder:
-            self._run(command, per_host, f"file:{folder}/store")
+            self._run(command, per_host, folder)
 
-    def _run(self, command: list[str], per_host: int, store: str) -> None:
+    def link(self, host: int, up: bool) -> None:
+        """Cuts or mends a host's link."""
+        self._ip("-n", f"{self._tag}h{host}", "link", "set", "eth", "up" if up else "down")
+
+    def start(self, command: list[str], per_host: int, store: str, folder) -> list[tuple[Path, subprocess.Popen]]:
+        """Starts `command` on every host, `per_host` ranks each; what a rank prints goes to a file in `folder`."""
         ranks = self.hosts * per_host
         running = []
         for rank in range(ranks):
@@ -68,25 +74,27 @@ class EmulatedHosts:
             environment = {**worker_environment(), "RANK": str(rank), "WORLD_SIZE": str(ranks),
                            "LOCAL_RANK": str(rank % per_host), "LOCAL_WORLD_SIZE": str(per_host), "UNISONO_HOST_PART": str(host),
                            "MASTER_ADDR": "10.78.0.1", "MASTER_PORT": "29511", "UNISONO_STORE": store, "GLOO_SOCKET_IFNAME": "eth"}
-            output = tempfile.TemporaryFile("w+")  # noqa: SIM115
-            running.append((rank, output, subprocess.Popen(
-                ["ip", "netns", "exec", f"{self._tag}h{host}", *command], stdin=subprocess.DEVNULL, stdout=output,
-                stderr=subprocess.STDOUT, env=environment)))
+            output = Path(folder) / f"rank{rank}.txt"
+            with output.open("w") as file:
+                running.append((output, subprocess.Popen(
+                    ["ip", "netns", "exec", f"{self._tag}h{host}", *command], stdin=subprocess.DEVNULL, stdout=file,
+                    stderr=subprocess.STDOUT, env=environment)))
+        return running
+
+    def _run(self, command: list[str], per_host: int, folder: str) -> None:
+        running = self.start(command, per_host, f"file:{folder}/store", folder)
         failed = None
-        left = list(running)
+        left = list(enumerate(running))
         while left:
             for one in list(left):
-                rank, output, process = one
+                rank, (output, process) = one
                 if process.poll() is None:
                     continue
                 left.remove(one)
                 if process.returncode != 0 and failed is None:
-                    output.seek(0)
-                    failed = f"rank {rank} ended with {process.returncode}:\n  " + "\n  ".join(output.read().splitlines()[-15:])
-                    for _, _, other in left:
+                    failed = f"rank {rank} ended with {process.returncode}:\n  " + "\n  ".join(output.read_text().splitlines()[-15:])
+                    for _, (_, other) in left:
                         other.kill()
             time.sleep(0.1)
-        for _, output, _ in running:
-            output.close()
         if failed:
             raise BenchError(failed)

@@ -147,14 +147,20 @@ c10::intrusive_ptr<c10d::Store> open_file(const std::string& path) {
   }
 }
 
+MeetingPlace as_place(c10::intrusive_ptr<c10d::Store> store) {
+  auto ours = make_store(store);
+  return {std::move(ours), std::move(store), nullptr};
+}
+
 MeetingPlace open_job_file(const Environment& environment) {
   const std::string directory = private_job_directory(environment.job);
-  auto store = make_store(open_file(directory + "/store"));
-  if (environment.rank != 0) return {std::move(store), nullptr};
-  return {std::move(store), std::shared_ptr<void>(nullptr, [directory](void*) {
+  auto place = as_place(open_file(directory + "/store"));
+  if (environment.rank != 0) return place;
+  place.cleanup = std::shared_ptr<void>(nullptr, [directory](void*) {
             std::error_code ignored;
             std::filesystem::remove_all(directory, ignored);
-          })};
+          });
+  return place;
 }
 
 }  // namespace
@@ -164,12 +170,11 @@ MeetingPlace open_meeting_place(const Environment& environment, std::chrono::nan
     case Environment::Meeting::none:
     case Environment::Meeting::given: return {};
     case Environment::Meeting::agent_store:
-      return {make_store(c10::make_intrusive<c10d::PrefixStore>("unisono_attempt_" + std::to_string(environment.attempt),
-                                                                connect(environment, timeout))),
-              nullptr};
+      return as_place(c10::make_intrusive<c10d::PrefixStore>("unisono_attempt_" + std::to_string(environment.attempt),
+                                                             connect(environment, timeout)));
     case Environment::Meeting::tcp:
-      return {make_store(environment.rank == 0 ? host(environment, timeout) : connect(environment, timeout)), nullptr};
-    case Environment::Meeting::file: return {make_store(open_file(environment.path)), nullptr};
+      return as_place(environment.rank == 0 ? host(environment, timeout) : connect(environment, timeout));
+    case Environment::Meeting::file: return as_place(open_file(environment.path));
     case Environment::Meeting::job_file: return open_job_file(environment);
   }
   return {};
