@@ -26,7 +26,7 @@ class Store {
 struct GroupOptions {
   int rank = 0;
   int size = 1;
-  std::shared_ptr<Store> store = nullptr;  ///< needed when size > 1
+  std::shared_ptr<Store> store = nullptr;  ///< needed when size > 1, but for "mpi"
   std::chrono::nanoseconds timeout = std::chrono::minutes(30);  ///< of every call that names none
   std::chrono::nanoseconds start_timeout = std::chrono::minutes(5);  ///< for all ranks to turn up
   std::string prefix = "unisono";  ///< of the keys in the store: one per group made on the same store
@@ -43,7 +43,8 @@ struct Viability {
 /// Every transport this build knows, in order of preference, judged without contacting a peer.
 std::vector<Viability> viable_transports(const GroupOptions& options);
 
-/// Makes a group. `transport` is "auto" (the first viable one), "serial" (a world of one) or "shm" (ranks on one host).
+/// Makes a group. `transport` is "auto" (the first viable one), "serial" (a world of one), "shm" (ranks on one host) or "mpi" (the
+/// processes that mpirun, mpiexec or srun has started; needs no store, and with a size of 1 MPI is asked for rank and size).
 /// *Collective*. *Blocks* until all ranks are there, at most `start_timeout`.
 /// *Throws* `invalid_argument` (unknown or not viable transport, bad rank or size, a rank claimed twice: names both pids),
 /// `timeout` (names the ranks that are missing).

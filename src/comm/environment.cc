@@ -173,16 +173,25 @@ bool read_slurm_nodes(const Reader& env, Environment& out) {
   return true;
 }
 
-void read_job_file(const Reader& env, const Launcher& launcher, Environment& out) {
-  if (out.several_hosts && launcher.source == Environment::Source::slurm && read_slurm_nodes(env, out)) return;
+void read_job(const Reader& env, const InitOptions& options, const Launcher& launcher, Environment& out) {
+  if (out.several_hosts && launcher.source == Environment::Source::slurm && options.transport != "mpi" && read_slurm_nodes(env, out))
+    return;
+  if (out.several_hosts && options.transport == "auto") {
+    out.meeting = Environment::Meeting::mpi;
+    return;
+  }
   if (out.several_hosts)
     refuse(out.evidence + " from " + launcher.name + " spans several hosts and tells no address. Set MASTER_ADDR to rank 0's " +
-           "host and MASTER_PORT to a free port there.");
+           "host and MASTER_PORT to a free port there, or use the transport mpi.");
   out.meeting = Environment::Meeting::job_file;
   out.job = job_name(env);
 }
 
 void read_meeting(const Reader& env, const InitOptions& options, Environment& out) {
+  if (options.transport == "mpi") {
+    out.meeting = Environment::Meeting::mpi;
+    return;
+  }
   if (options.store) {
     out.meeting = Environment::Meeting::given;
     return;
@@ -199,7 +208,7 @@ void read_meeting(const Reader& env, const InitOptions& options, Environment& ou
     return;
   }
   if (env.has("MASTER_ADDR") || env.has("MASTER_PORT")) return read_tcp(env, out);
-  if (launcher && launcher->source != Environment::Source::variables) return read_job_file(env, *launcher, out);
+  if (launcher && launcher->source != Environment::Source::variables) return read_job(env, options, *launcher, out);
   refuse(out.evidence + ", but MASTER_ADDR, MASTER_PORT and UNISONO_STORE are not set: the ranks have no place to meet. " +
          "Use `unisono run -n " + std::to_string(out.size) + " ...`, or set MASTER_ADDR=127.0.0.1 and MASTER_PORT to a " +
          "free port, or UNISONO_STORE=file:PATH.");
@@ -223,6 +232,8 @@ Environment read_environment(const InitOptions& options, const Lookup& lookup) {
 }
 
 std::string describe(const Environment& environment) {
+  if (environment.source == Environment::Source::none && environment.meeting == Environment::Meeting::mpi)
+    return "rank and size are MPI's to tell";
   if (environment.source == Environment::Source::none)
     return "a world of one: no RANK, OMPI_COMM_WORLD_RANK, PMI_RANK or SLURM_PROCID in the environment";
   const Launcher* launcher = launcher_of(environment.source);
@@ -234,6 +245,7 @@ std::string describe(const Environment& environment) {
     case Environment::Meeting::tcp: return out + ", rendezvous in a store that rank 0 hosts";
     case Environment::Meeting::file: return out + ", rendezvous in that file";
     case Environment::Meeting::job_file: return out + ", rendezvous in a private file of " + environment.job;
+    case Environment::Meeting::mpi: return out + ", rendezvous by MPI";
   }
   return out;
 }

@@ -22,6 +22,7 @@ struct Environment {
     tcp,          ///< rank 0 hosts a TCPStore at host:port
     file,         ///< a FileStore at `path`
     job_file,     ///< a FileStore in a private directory, named after the launcher's job
+    mpi,          ///< MPI itself: asked for by name, or its launcher spans several hosts and tells no address
   };
 
   Source source = Source::none;

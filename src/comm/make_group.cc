@@ -1,5 +1,6 @@
 #include <unisono/make_group.h>
 
+#include "comm/mpi/mpi_group.h"
 #include "comm/serial/serial_group.h"
 #include "comm/shm/shm_group.h"
 
@@ -21,6 +22,7 @@ std::string why_not_serial(const GroupOptions& options) {
 constexpr Transport kTransports[] = {
     {"serial", why_not_serial, [](const GroupOptions& o) { return make_serial_group(o); }},
     {"shm", why_not_shm, [](const GroupOptions& o) { return make_shm_group(o); }},
+    {"mpi", why_not_mpi, [](const GroupOptions& o) { return make_mpi_group(o); }},
 };
 
 [[noreturn]] void refuse(const GroupOptions& options, const std::string& problem) {

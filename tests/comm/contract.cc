@@ -1,7 +1,9 @@
 #include "comm/contract.h"
 
+#include <condition_variable>
 #include <cstring>
 #include <iostream>
+#include <mutex>
 #include <thread>
 
 #include "comm/test_store.h"
@@ -30,6 +32,10 @@ void run_ranks(const Transport& transport, int size, int groups,
       for (const auto& group : mine) group->abort(Error(ErrorCode::internal, "the test failed on another rank"));
     }
   };
+  if (transport.own_rank >= 0) {
+    if (transport.own_rank < size) rank_main(transport.own_rank);
+    return;
+  }
   std::vector<std::thread> threads;
   for (int r = 0; r < size; ++r) threads.emplace_back(rank_main, r);
   for (auto& t : threads) t.join();
@@ -37,6 +43,25 @@ void run_ranks(const Transport& transport, int size, int groups,
 
 void run_ranks(const Transport& transport, int size, const RankBody& body) {
   run_ranks(transport, size, 1, [&](const auto& groups) { body(*groups[0]); });
+}
+
+Meeting::Meeting(const Transport& transport, int size) {
+  if (transport.meeting) {
+    meet_ = transport.meeting(size);
+    return;
+  }
+  struct Place {
+    std::mutex mutex;
+    std::condition_variable changed;
+    int there = 0;
+  };
+  meet_ = [place = std::make_shared<Place>(), size] {
+    std::unique_lock lock(place->mutex);
+    const int needed = (place->there++ / size + 1) * size;
+    place->changed.notify_all();
+    const bool all = place->changed.wait_for(lock, kPatience, [&] { return place->there >= needed; });
+    require(all, "the other ranks never came to the meeting");
+  };
 }
 
 std::optional<Failure> failure_of(const std::function<void()>& call) {

@@ -26,6 +26,10 @@ struct Transport {
   std::function<Maker(int size, std::chrono::nanoseconds timeout)> world;
   /// Whether ranks may be processes; then the maker of `world` is called in each.
   bool processes = false;
+  /// Where ranks are processes that all run this program: which one this is; -1 where they are threads. Then `world` is called by
+  /// every process, and `meeting` makes a way to wait for one another outside of any group.
+  int own_rank = -1;
+  std::function<std::function<void()>(int size)> meeting = nullptr;
   /// Whether sanitizers have much to find in it; else they get fewer and smaller worlds.
   bool delicate = false;
 };
@@ -43,6 +47,17 @@ void run_ranks(const Transport& transport, int size, const RankBody& body);
 /// The same with `groups` groups over the same ranks, made one after the other.
 void run_ranks(const Transport& transport, int size, int groups,
                const std::function<void(const std::vector<std::shared_ptr<ProcessGroup>>&)>& body);
+
+/// Where the ranks of a test wait for one another outside of any group.
+class Meeting {
+ public:
+  Meeting(const Transport& transport, int size);
+  /// *Blocks* until all ranks are there; throws when they do not come.
+  void meet() { meet_(); }
+
+ private:
+  std::function<void()> meet_;
+};
 
 /// How a call failed.
 struct Failure {

@@ -38,19 +38,6 @@ void poll_to_the_end(Work& work) {
   work.wait();  // throws when it failed
 }
 
-/// A meeting of the ranks of a test outside of any group.
-class Meeting {
- public:
-  void tell() { promise_.set_value(); }
-  void listen() const {
-    require(future_.wait_for(kPatience) == std::future_status::ready, "the other rank never came to the meeting");
-  }
-
- private:
-  std::promise<void> promise_;
-  std::shared_future<void> future_ = promise_.get_future().share();
-};
-
 }  // namespace
 
 TEST_P(Contract, ManyInFlightWaitedInAnyOrder) {
@@ -124,7 +111,7 @@ TEST_P(Contract, TwoGroupsInOppositeOrders) {
 TEST_P(Contract, ACallNeverWaitedForEnds) {
   if (!needs(2)) return;
   for (Place place : kPlaces) {
-    Meeting peer_done;
+    Meeting peer_done(GetParam(), 2);
     run_ranks(GetParam(), 2, [&](ProcessGroup& group) {
       Arena arena(group, 1 << 20);
       Flight flight = start(group, 70001, 3);
@@ -132,11 +119,11 @@ TEST_P(Contract, ACallNeverWaitedForEnds) {
       group.barrier().wait();
       if (group.rank() == 0) {
         group.all_reduce(data);  // the handle is dropped at once
-        peer_done.listen();      // and this thread does nothing for the group
+        peer_done.meet();        // and this thread does nothing for the group
         group.barrier().wait();  // calls end in order
       } else {
         group.all_reduce(data).wait();
-        peer_done.tell();
+        peer_done.meet();
         group.barrier().wait();
       }
       require_same(flight.expected, data.data, "the data of rank " + std::to_string(group.rank()));
@@ -146,16 +133,16 @@ TEST_P(Contract, ACallNeverWaitedForEnds) {
 
 TEST_P(Contract, PollNeverWaitsForAPeer) {
   if (!needs(2)) return;
-  Meeting polled;
+  Meeting polled(GetParam(), 2);
   run_ranks(GetParam(), 2, [&](ProcessGroup& group) {
     Flight flight = start(group, 2000, 4);
     if (group.rank() == 0) {
       flight.work = group.all_reduce(buffer_of(flight.data, Dtype::f32));
       for (int i = 0; i < 1000; ++i) require(!flight.work.poll(), "a call ended without the other rank");
       require(flight.work.error() == nullptr, "a running call has an error");
-      polled.tell();
+      polled.meet();
     } else {
-      polled.listen();
+      polled.meet();
       flight.work = group.all_reduce(buffer_of(flight.data, Dtype::f32));
     }
     poll_to_the_end(flight.work);

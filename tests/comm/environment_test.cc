@@ -121,10 +121,51 @@ TEST(Environment, ContradictionsNameBothSides) {
   EXPECT_EQ(refusal(v), "accepted") << "they agree";
 }
 
-TEST(Environment, SeveralHostsNeedAnAddress) {
-  expect_names(refusal({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}),
-               {"several hosts", "MASTER_ADDR"});
-  expect_names(refusal({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_NNODES", "2"}}), {"several hosts"});
+TEST(Environment, SeveralHostsWithoutAnAddressMeetByMpi) {
+  const Variables open_mpi{{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
+  const Variables slurm{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_NNODES", "2"}};
+  EXPECT_EQ(read(open_mpi).meeting, Environment::Meeting::mpi);
+  EXPECT_EQ(read(slurm).meeting, Environment::Meeting::mpi);
+  InitOptions shared;
+  shared.transport = "shm";
+  expect_names(refusal(open_mpi, shared), {"several hosts", "MASTER_ADDR"});
+  expect_names(refusal(slurm, shared), {"several hosts"});
+  Variables addressed = open_mpi;
+  addressed["MASTER_ADDR"] = "h";
+  addressed["MASTER_PORT"] = "1";
+  EXPECT_EQ(read(addressed).meeting, Environment::Meeting::tcp);
+}
+
+TEST(Environment, SlurmsNodeListTellsTheFirstHost) {
+  const Variables job{{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "4"}, {"SLURM_NNODES", "2"}, {"SLURM_JOB_ID", "1234567"}};
+  const std::pair<const char*, const char*> lists[] = {{"node1", "node1"}, {"node1,node2", "node1"}, {"gpu[003-005,9],login", "gpu003"},
+                                                       {"a[7,9]", "a7"}, {"b-c[12]", "b-c12"}};
+  for (const auto& [list, first] : lists) {
+    Variables v = job;
+    v["SLURM_STEP_NODELIST"] = list;
+    v["SLURM_JOB_NODELIST"] = "other[1-2]";
+    const auto e = read(v);
+    EXPECT_EQ(e.meeting, Environment::Meeting::tcp);
+    EXPECT_EQ(e.host, first);
+    EXPECT_EQ(e.port, 30'000 + 1234567 % 20'000);
+    EXPECT_TRUE(e.several_hosts);
+  }
+}
+
+TEST(Environment, OneHostDoesNotNeedMpi) {
+  EXPECT_EQ(read({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}).meeting,
+            Environment::Meeting::job_file);
+}
+
+TEST(Environment, TheTransportMpiNeedsNothingElse) {
+  InitOptions by_name;
+  by_name.transport = "mpi";
+  EXPECT_EQ(read({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}, by_name).meeting, Environment::Meeting::mpi);
+  EXPECT_EQ(read({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}}, by_name).rank, 1);
+  const auto alone = read({}, by_name);
+  EXPECT_EQ(alone.meeting, Environment::Meeting::mpi);
+  EXPECT_EQ(alone.size, 1);
+  EXPECT_EQ(describe(alone), "rank and size are MPI's to tell");
 }
 
 TEST(Environment, DescribesItself) {

@@ -30,6 +30,8 @@ GOOD = {
     "src/comm/serial/serial.h": "",
     "src/comm/make_group.cc": '#include "comm/shm/ring.h"\n',
     "src/comm/torch_backend/backend.cc": '#include "comm/shm/ring.h"\n#include <c10/core/Event.h>\n',
+    "src/comm/issuer/issuer.h": '#include "comm/fingerprint.h"\n',
+    "src/comm/mpi/engine.cc": '#include "comm/issuer/issuer.h"\n',
     "src/reducer/bucket.h": "#include <unisono/ddp.h>\n",
     "src/reducer/autograd_hooks.cc": "#include <torch/csrc/autograd/engine.h>\n",
     "src/nn/wrapper.cc": '#include "reducer/bucket.h"\n#include <torch/csrc/autograd/custom_function.h>\n',
@@ -38,6 +40,10 @@ GOOD = {
 BAD = {
     "a lower folder": ("src/base/x.h", '\n#include "comm/fingerprint.h"\n', "src/base/x.h:2:"),
     "a transport knows another": ("src/comm/shm/x.cc", '#include "comm/serial/serial.h"\n', "src/comm/shm/x.cc:1:"),
+    "a transport without an engine knows the issuer": (
+        "src/comm/shm/x.cc", '#include "comm/issuer/issuer.h"\n', "src/comm/shm/x.cc:1:"),
+    "the issuer knows an engine": ("src/comm/issuer/x.cc", '#include "comm/mpi/x.h"\n', "src/comm/issuer/x.cc:1:"),
+    "torch in the issuer": ("src/comm/issuer/x.h", "#include <c10/core/Event.h>\n", "src/comm/issuer/x.h:1:"),
     "comm knows a transport": ("src/comm/x.h", '#include "comm/shm/ring.h"\n', "src/comm/x.h:1:"),
     "a path that is not relative to src": ("src/comm/shm/x.cc", '#include "ring.h"\n', "src/comm/shm/x.cc:1:"),
     "our own in angle brackets": ("src/comm/shm/x.cc", "#include <base/clock.h>\n", "src/comm/shm/x.cc:1:"),

@@ -3,7 +3,8 @@
 
 #include <unisono/torch_backend.h>
 
-#include "comm/c10d/c10d_group.h"
+#include "comm/c10d/engine.h"
+#include "comm/issuer/issued_group.h"
 #include "comm/contract.h"
 #include "comm/serial/serial_group.h"
 #include "comm/shm/shm_group.h"
@@ -19,7 +20,7 @@ std::shared_ptr<ProcessGroup> make_doubly_bridged(const GroupOptions& options, c
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, options.rank, options.size);
   group->setBackend(c10::kCPU, c10d::ProcessGroup::CUSTOM, make_torch_backend(make_shm_group(options)));
   group->setDefaultBackend(c10d::ProcessGroup::CUSTOM);
-  return std::make_shared<C10dGroup>(Engine(std::move(group)));
+  return std::make_shared<IssuedGroup>(std::make_unique<C10dEngine>(std::move(group)));
 }
 
 const Transport kC10d = {

@@ -20,12 +20,13 @@ from collections import Counter
 from pathlib import Path
 
 OUTCOMES = ("passed", "skipped", "failed")
+RAISED = re.compile(r"^(?:RuntimeError: )?Process \d+ exited with error code \d+ and exception:$", flags=re.M)
 
 
 def error_lines(text):
     """The first line of what each process raised; of anything else its last line."""
     lines = []
-    for block in re.split(r"^(?:RuntimeError: )?Process \d+ exited with error code \d+ and exception:$", text, flags=re.M)[1:]:
+    for block in RAISED.split(text)[1:]:
         frames = list(re.finditer(r'^  File ".*\n(?:    .*\n)*', block, flags=re.M))
         rest = block[frames[-1].end():] if frames else block
         lines.append(rest.strip().split("\n")[0])

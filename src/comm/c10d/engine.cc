@@ -12,6 +12,8 @@
 
 #include "comm/c10d/finish_sum.h"
 #include "comm/c10d/hierarchy.h"
+#include "comm/c10d/notice_board.h"
+#include "comm/c10d/stream_fence.h"
 #include "comm/c10d/tensors.h"
 #include "comm/c10d/tree_all_reduce.h"
 
@@ -104,34 +106,41 @@ bool by_tree(const DataCall& call) {
 
 EngineOp in_flight(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> memory) {
   if (!work) throw Error(ErrorCode::internal, "the engine returned no work");
-  EngineOp out{.work = std::move(work), .future = nullptr, .memory = std::move(memory)};
+  EngineOp out;
   try {
-    out.future = out.work->getFuture();
+    const auto future = work->getFuture();
+    if (future) {
+      out.done = [future, memory] { return future->completed(); };
+      out.when_done = [future](std::function<void()> call) {
+        future->addCallback([call = std::move(call)](c10::ivalue::Future&) { call(); });
+      };
+    }
   } catch (const c10::Error&) {  // an engine without futures is polled
   }
+  if (!out.done) out.done = [work, memory] { return work->isCompleted(); };
+  out.check = [work] { work->wait(); };
   return out;
 }
 
-std::vector<DataCall> split(const DataCall& call, std::size_t length) {
-  std::vector<DataCall> parts;
-  for (std::size_t at = 0; at < call.out.count; at += length) {
-    parts.push_back(call);
-    Buffer& out = parts.back().out;
-    out.data = static_cast<std::byte*>(out.data) + at * size_of(out.dtype);
-    out.count = std::min(length, call.out.count - at);
-  }
-  return parts;
-}
-
-Engine::Engine(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<const Hierarchy> hierarchy)
-    : group_(std::move(group)),
+C10dEngine::C10dEngine(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<const Hierarchy> hierarchy)
+    : Engine({.name = (hierarchy ? "hierarchy/" : "") + engine_name(*group),
+              .rank = group->getRank(),
+              .size = group->getSize(),
+              .timeout = engine_timeout(*group),
+              .thread = "uni-c10d"}),
+      group_(std::move(group)),
       hierarchy_(std::move(hierarchy)),
       control_device_(group_->hasBackendForDeviceType(c10::kCPU) || !group_->hasBackendForDeviceType(c10::kCUDA)
                           ? c10::Device(c10::kCPU)
-                          : c10::Device(c10::kCUDA, c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice().index())),
-      name_((hierarchy_ ? "hierarchy/" : "") + engine_name(*group_)), timeout_(engine_timeout(*group_)) {}
+                          : c10::Device(c10::kCUDA, c10::impl::VirtualGuardImpl(c10::kCUDA).getDevice().index())) {}
 
-std::vector<DataCall> Engine::parts_of(const DataCall& call) const {
+StreamFence C10dEngine::fence(const Device& device) const { return stream_fence(device); }
+
+std::unique_ptr<NoticeBoard> C10dEngine::notice_board() {
+  return std::make_unique<StoreNoticeBoard>(group_->getStore(), info().rank, info().size);
+}
+
+std::vector<DataCall> C10dEngine::parts_of(const DataCall& call) const {
   if (call.operation != Operation::all_reduce || call.out.device.kind != Device::Kind::cpu) return {call};
   if (hierarchy_) return hierarchy_->parts_of(call);
   // Engines' all_gathers may send and receive in turns; several of them at once fill both directions.
@@ -140,15 +149,15 @@ std::vector<DataCall> Engine::parts_of(const DataCall& call) const {
   return {call};
 }
 
-void Engine::abort(const Error& cause) const {
+void C10dEngine::abort(const Error& cause) {
   if (hierarchy_) hierarchy_->abort(cause);
 }
 
-bool Engine::serves(Device::Kind kind) const {
+bool C10dEngine::serves(Device::Kind kind) const {
   return group_->hasBackendForDeviceType(kind == Device::Kind::cpu ? c10::kCPU : c10::kCUDA);
 }
 
-EngineOp Engine::start(const DataCall& call, Milliseconds timeout) const {
+EngineOp C10dEngine::start(const DataCall& call, Milliseconds timeout) {
   const at::NoGradGuard no_grad;
   switch (call.operation) {
     case Operation::all_reduce:
@@ -178,7 +187,7 @@ EngineOp Engine::start(const DataCall& call, Milliseconds timeout) const {
   throw Error(ErrorCode::internal, std::string(to_string(call.operation)) + " moves no data");
 }
 
-EngineOp Engine::all_reduce(const DataCall& call, Milliseconds timeout) const {
+EngineOp C10dEngine::all_reduce(const DataCall& call, Milliseconds timeout) const {
   if (by_tree(call)) return tree_all_reduce(group_, call.out, timeout);
   std::vector<at::Tensor> data{wire_tensor(call.out)};
   auto options = with<c10d::AllreduceOptions>(timeout);
@@ -188,7 +197,7 @@ EngineOp Engine::all_reduce(const DataCall& call, Milliseconds timeout) const {
   return op;
 }
 
-EngineOp Engine::reduce_scatter(const DataCall& call, Milliseconds timeout) const {
+EngineOp C10dEngine::reduce_scatter(const DataCall& call, Milliseconds timeout) const {
   if (call.in.device.kind == Device::Kind::cpu) return tree_reduce_scatter(group_, call, timeout);
   at::Tensor in = wire_tensor(call.in);
   at::Tensor out = at::empty({static_cast<std::int64_t>(call.out.count)}, in.options());
@@ -203,19 +212,19 @@ EngineOp Engine::reduce_scatter(const DataCall& call, Milliseconds timeout) cons
   return op;
 }
 
-EngineOp Engine::gather_bytes(const void* block, std::size_t bytes, Milliseconds timeout) const {
+EngineOp C10dEngine::gather_bytes(const void* block, std::size_t bytes, Milliseconds timeout) {
   const at::NoGradGuard no_grad;
   at::Tensor host = at::empty({static_cast<std::int64_t>(bytes)}, at::kByte);
   std::memcpy(host.data_ptr(), block, bytes);
   at::Tensor in = host.to(control_device_);
   at::Tensor out = at::empty({static_cast<std::int64_t>(bytes) * group_->getSize()}, in.options());
-  return in_flight(group_->all_gather_single(out, in, with<c10d::AllgatherOptions>(timeout)), {out, in});
-}
-
-std::vector<std::uint8_t> Engine::fetch(const EngineOp& gathered) {
-  const at::Tensor host = gathered.memory[0].cpu();
-  const auto* data = host.const_data_ptr<std::uint8_t>();
-  return {data, data + host.numel()};
+  auto op = in_flight(group_->all_gather_single(out, in, with<c10d::AllgatherOptions>(timeout)), {out, in});
+  op.gathered = [out] {
+    const at::Tensor all = out.cpu();
+    const auto* data = all.const_data_ptr<std::uint8_t>();
+    return std::vector<std::uint8_t>(data, data + all.numel());
+  };
+  return op;
 }
 
 }  // namespace unisono

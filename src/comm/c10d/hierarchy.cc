@@ -8,9 +8,9 @@
 #include <string>
 #include <utility>
 
-#include "comm/c10d/c10d_group.h"
 #include "comm/c10d/finish_sum.h"
 #include "comm/c10d/tensors.h"
+#include "comm/issuer/issued_group.h"
 
 namespace unisono {
 namespace {
@@ -27,7 +27,7 @@ struct Message {
 EngineOp local(Work work, std::shared_ptr<Message> kept) {
   EngineOp op;
   op.staged = true;
-  op.ready = [work, kept]() mutable { return work.poll(); };
+  op.done = [work, kept]() mutable { return work.poll(); };
   op.check = [work]() mutable { work.wait(); };
   return op;
 }
@@ -39,7 +39,7 @@ Buffer as_buffer(const at::Tensor& tensor) { return buffer_of(tensor, "a message
 Hierarchy::Hierarchy(HostPlace place, c10::intrusive_ptr<c10d::ProcessGroup> across,
                      std::shared_ptr<ProcessGroup> collect, std::shared_ptr<ProcessGroup> spread)
     : place_(place), collect_(std::move(collect)), spread_(std::move(spread)) {
-  if (across) across_.emplace(std::move(across));
+  if (across) across_ = std::make_unique<C10dEngine>(std::move(across));
 }
 
 EngineOp Hierarchy::all_reduce(const DataCall& call, std::chrono::milliseconds timeout) const {
@@ -133,14 +133,14 @@ std::shared_ptr<ProcessGroup> make_hierarchical_group(c10::intrusive_ptr<c10d::P
   std::shared_ptr<ProcessGroup> collect, spread;
   if (place.local_size > 1) {
     GroupOptions options{.rank = place.local_rank, .size = place.local_size, .store = std::move(store)};
-    options.timeout = Engine(group).timeout();
+    options.timeout = C10dEngine(group).info().timeout;
     options.prefix = "unisono/hierarchy/collect";
     collect = make_group("shm", options);
     options.prefix = "unisono/hierarchy/spread";
     spread = make_group("shm", options);
   }
   auto hierarchy = std::make_shared<const Hierarchy>(place, std::move(across), std::move(collect), std::move(spread));
-  return std::make_shared<C10dGroup>(Engine(std::move(group), std::move(hierarchy)));
+  return std::make_shared<IssuedGroup>(std::make_unique<C10dEngine>(std::move(group), std::move(hierarchy)));
 }
 
 }  // namespace unisono

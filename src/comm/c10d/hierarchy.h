@@ -4,7 +4,6 @@
 #include <unisono/process_group.h>
 
 #include <memory>
-#include <optional>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
@@ -34,7 +33,7 @@ class Hierarchy {
 
  private:
   HostPlace place_;
-  std::optional<Engine> across_;
+  std::unique_ptr<Engine> across_;
   std::shared_ptr<ProcessGroup> collect_;
   std::shared_ptr<ProcessGroup> spread_;
 };

@@ -12,6 +12,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+std::string why_not(const std::string& transport, const GroupOptions& options) {
+  for (const auto& candidate : viable_transports(options))
+    if (candidate.transport == transport) return candidate.reason;
+  return "this build has no transport " + transport;
+}
+
 GroupOptions group_options(const InitOptions& options, const Environment& environment) {
   GroupOptions out;
   out.rank = environment.rank;
@@ -20,6 +26,13 @@ GroupOptions group_options(const InitOptions& options, const Environment& enviro
   out.start_timeout = options.start_timeout;
   out.log = options.log;
   return out;
+}
+
+std::shared_ptr<ProcessGroup> over_mpi(const Environment& environment, const GroupOptions& options) {
+  const std::string reason = why_not("mpi", options);
+  if (reason.empty()) return make_group("mpi", options);
+  throw Error(ErrorCode::invalid_argument, "unisono::init: the ranks (" + describe(environment) + ") cannot meet: " + reason +
+                                               ". Or set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there.");
 }
 
 // The store must outlive the group: rank 0 may host it, and a peer may still be reading its last key.
@@ -35,6 +48,7 @@ std::shared_ptr<ProcessGroup> init(const InitOptions& options) {
   const auto environment = read_environment(options, process_environment());
   auto group_opts = group_options(options, environment);
   if (options.log) options.log(LogLevel::info, "init: " + describe(environment));
+  if (environment.meeting == Environment::Meeting::mpi) return over_mpi(environment, group_opts);
   if (environment.size == 1) return make_group(options.transport, group_opts);
 
   auto place = open_meeting_place(environment, options.start_timeout);

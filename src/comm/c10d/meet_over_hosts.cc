@@ -14,7 +14,8 @@ namespace unisono {
 std::optional<Meeting> meet_over_hosts(const InitOptions& options) {
   const auto begin = std::chrono::steady_clock::now();
   const auto environment = read_environment(options, process_environment());
-  if (environment.size == 1 || !(environment.several_hosts || options.transport == "gloo")) return std::nullopt;
+  if (environment.size == 1 || environment.meeting == Environment::Meeting::mpi ||
+      !(environment.several_hosts || options.transport == "gloo")) return std::nullopt;
   const auto place = open_meeting_place(environment, options.start_timeout);
   const auto left = std::max<std::chrono::nanoseconds>(options.start_timeout - (std::chrono::steady_clock::now() - begin),
                                                        std::chrono::seconds(1));

@@ -168,6 +168,7 @@ MeetingPlace open_job_file(const Environment& environment) {
 MeetingPlace open_meeting_place(const Environment& environment, std::chrono::nanoseconds timeout) {
   switch (environment.meeting) {
     case Environment::Meeting::none:
+    case Environment::Meeting::mpi:
     case Environment::Meeting::given: return {};
     case Environment::Meeting::agent_store:
       return as_place(c10::make_intrusive<c10d::PrefixStore>("unisono_attempt_" + std::to_string(environment.attempt),

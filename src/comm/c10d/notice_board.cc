@@ -20,7 +20,7 @@ void attempt(c10::intrusive_ptr<c10d::Store>& store, bool& own, Body body) noexc
 }  // namespace
 
 // Counting the adapters that this rank has put over the group keeps the notices of an earlier, failed one apart.
-NoticeBoard::NoticeBoard(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
+StoreNoticeBoard::StoreNoticeBoard(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
     : store_(std::move(store)), rank_(rank), size_(size) {
   if (!store_) return;
   try {
@@ -31,14 +31,14 @@ NoticeBoard::NoticeBoard(c10::intrusive_ptr<c10d::Store> store, int rank, int si
   }
 }
 
-void NoticeBoard::post_failure(const Error& cause) noexcept {
+void StoreNoticeBoard::post_failure(const Error& cause) noexcept {
   attempt(store_, own_connection_, [&](c10d::Store& store) {
     if (store.check({key("failed")})) return;
     store.set(key("failed"), std::to_string(static_cast<int>(cause.code())) + " " + cause.what());
   });
 }
 
-std::optional<Error> NoticeBoard::failure() noexcept {
+std::optional<Error> StoreNoticeBoard::failure() noexcept {
   std::optional<Error> out;
   attempt(store_, own_connection_, [&](c10d::Store& store) {
     if (!store.check({key("failed")})) return;
@@ -49,12 +49,12 @@ std::optional<Error> NoticeBoard::failure() noexcept {
   return out;
 }
 
-void NoticeBoard::post_waiting(std::int64_t sequence) noexcept {
+void StoreNoticeBoard::post_waiting(std::int64_t sequence) noexcept {
   attempt(store_, own_connection_,
           [&](c10d::Store& store) { store.set(key("at/" + std::to_string(rank_)), std::to_string(sequence)); });
 }
 
-std::vector<int> NoticeBoard::absent(std::int64_t sequence) noexcept {
+std::vector<int> StoreNoticeBoard::absent(std::int64_t sequence) noexcept {
   std::vector<int> out;
   attempt(store_, own_connection_, [&](c10d::Store& store) {
     for (int rank = 0; rank < size_; ++rank) {

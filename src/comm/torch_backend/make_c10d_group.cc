@@ -4,7 +4,8 @@
 
 #include <unisono/c10d.h>
 
-#include "comm/c10d/c10d_group.h"
+#include "comm/c10d/engine.h"
+#include "comm/issuer/issued_group.h"
 #include "comm/serial/serial_group.h"
 #include "comm/torch_backend/torch_backend.h"
 
@@ -25,10 +26,10 @@ Adapters& adapters() {
 
 // A world of one needs no engine, unless for memory that only an engine reaches.
 std::shared_ptr<ProcessGroup> adapt(c10::intrusive_ptr<c10d::ProcessGroup> group) {
-  Engine engine(std::move(group));
-  if (engine.group()->getSize() > 1 || engine.serves(Device::Kind::cuda)) return std::make_shared<C10dGroup>(std::move(engine));
+  auto engine = std::make_unique<C10dEngine>(std::move(group));
+  if (engine->info().size > 1 || engine->serves(Device::Kind::cuda)) return std::make_shared<IssuedGroup>(std::move(engine));
   GroupOptions options;
-  options.timeout = engine.timeout();
+  options.timeout = engine->info().timeout;
   return make_serial_group(options);
 }
 

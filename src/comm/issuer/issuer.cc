@@ -1,4 +1,4 @@
-#include "comm/c10d/issuer.h"
+#include "comm/issuer/issuer.h"
 
 #include <pthread.h>
 
@@ -10,17 +10,18 @@
 namespace unisono {
 namespace {
 
-using Clock = C10dCall::Clock;
+using Clock = IssuedCall::Clock;
 constexpr std::chrono::microseconds kSlice =
     std::chrono::milliseconds(50);  // between looks at deadlines and at the notice board
-constexpr std::chrono::microseconds kPoll(100);
+// An eager engine is looked at without a pause for so long after something has moved, then at longer and longer intervals.
+constexpr std::chrono::microseconds kEager(200);
 
-std::chrono::milliseconds left(const C10dCall& call) {
+std::chrono::milliseconds left(const IssuedCall& call) {
   const auto rest = std::chrono::ceil<std::chrono::milliseconds>(call.deadline - Clock::now());
   return std::max(rest, std::chrono::milliseconds(1));
 }
 
-bool withheld(const C10dCall& call) {
+bool withheld(const IssuedCall& call) {
   return std::any_of(call.headers.begin(), call.headers.end(),
                      [](const CallHeader& header) { return header.withhold != 0; });
 }
@@ -33,11 +34,12 @@ void Issuer::Signal::raise() {
   changed.notify_all();
 }
 
-Issuer::Issuer(Engine engine, Describe describe)
+Issuer::Issuer(std::unique_ptr<Engine> engine, Describe describe)
     : engine_(std::move(engine)),
       describe_(std::move(describe)),
-      board_(engine_.group()->getStore(), engine_.group()->getRank(), engine_.group()->getSize()),
+      board_(engine_->notice_board()),
       looked_(Clock::now()),
+      moved_(looked_),
       thread_([this] { run(); }) {}
 
 Issuer::~Issuer() {
@@ -65,26 +67,38 @@ void Issuer::poison(const Error& cause) {
   signal_->changed.notify_all();
 }
 
-// Engines without futures tell nobody when they are done.
+// Some engines tell nobody when they are done.
 bool Issuer::must_poll() const {
-  const auto silent = [](const std::optional<EngineOp>& op) { return op && !op->future; };
+  const auto silent = [](const std::optional<EngineOp>& op) { return op && !op->when_done; };
   const auto any = [&](const auto& calls) {
     return std::any_of(calls.begin(), calls.end(), [&](const CallPtr& call) { return silent(call->op); });
   };
   return silent(exchange_) || any(moving_) || any(agreed_) || any(halfway_);
 }
 
+std::chrono::microseconds Issuer::pause() {
+  const EngineInfo& info = engine_->info();
+  if (!info.eager) return info.pause;
+  const auto still = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - moved_);
+  return still < kEager ? std::chrono::microseconds(0) : std::min(info.pause, still / 8);
+}
+
 void Issuer::run() {
-  pthread_setname_np(pthread_self(), "uni-c10d");
+  pthread_setname_np(pthread_self(), engine_->info().thread);
   bool told = false;
   std::unique_lock lock(signal_->mutex);
   while (true) {
     const auto something = [this] { return signal_->raised || (stop_ && idle() && submitted_.empty()); };
     if (idle()) {
       signal_->changed.wait(lock, something);
+    } else if (const auto rest = must_poll() ? pause() : kSlice; rest.count() > 0) {
+      signal_->changed.wait_for(lock, rest, something);
     } else {
-      signal_->changed.wait_for(lock, must_poll() ? kPoll : kSlice, something);
+      lock.unlock();
+      std::this_thread::yield();
+      lock.lock();
     }
+    if (!submitted_.empty()) moved_ = Clock::now();
     signal_->raised = false;
     for (auto& call : submitted_) waiting_.push_back(std::move(call));
     submitted_.clear();
@@ -97,7 +111,7 @@ void Issuer::run() {
     const Error now = *cause_;
     lock.unlock();
     fail_all(now);
-    if (!std::exchange(told, true)) board_.post_failure(now);
+    if (!std::exchange(told, true) && board_) board_->post_failure(now);
     lock.lock();
     if (stop_ && idle() && submitted_.empty()) return;
   }
@@ -105,7 +119,7 @@ void Issuer::run() {
 
 // Whatever goes wrong here is the first cause of the group's failure.
 void Issuer::step() {
-  const C10dCall* current = nullptr;
+  const IssuedCall* current = nullptr;
   try {
     move_on(current);
     while (begin_something(current)) move_on(current);
@@ -119,11 +133,11 @@ void Issuer::step() {
 }
 
 // Calls whose data moves. Of staged operations those of an earlier call go first in every stage.
-void Issuer::move_on(const C10dCall*& current) {
+void Issuer::move_on(const IssuedCall*& current) {
   int least = std::numeric_limits<int>::max();  // the stage of the staged calls before this one
   bool first = true;                            // none before this one is under way, but for those with a priority
   for (std::size_t i = 0; i < moving_.size();) {
-    C10dCall& call = *moving_[i];
+    IssuedCall& call = *moving_[i];
     current = &call;
     while (call.op->then && call.op->stage < least && call.op->done()) {
       check_engine(call, *call.op);
@@ -134,7 +148,7 @@ void Issuer::move_on(const C10dCall*& current) {
       listen(*call.op);
     }
     if (call.op->staged) least = std::min(least, call.op->stage);
-    const bool in_order = call.phase == C10dCall::Phase::agreed;  // moves nothing: it ends when those before it have
+    const bool in_order = call.phase == IssuedCall::Phase::agreed;  // moves nothing: it ends when those before it have
     if (call.op->then || !call.op->done() || (in_order && !first)) {
       first = first && call.header.priority != 0;
       ++i;
@@ -147,7 +161,7 @@ void Issuer::move_on(const C10dCall*& current) {
 
 // What is begun next depends on what all ranks know alone, so that all begin everything in one order. False while that
 // has to wait.
-bool Issuer::begin_something(const C10dCall*& current) {
+bool Issuer::begin_something(const IssuedCall*& current) {
   if (!halfway_.empty()) {
     current = halfway_.front().get();
     return second_half();
@@ -184,12 +198,12 @@ void Issuer::send_headers() {
     call->header.sums = static_cast<std::uint32_t>(call->record.sums.size());
     if (!block.add(call->header, pack(call->record))) break;
   }
-  exchange_ = engine_.gather_bytes(block.bytes().data(), block.bytes().size(), left(*subject_));
+  exchange_ = engine_->gather_bytes(block.bytes().data(), block.bytes().size(), left(*subject_));
   listen(*exchange_);
 }
 
 void Issuer::read_headers() {
-  const auto bytes = Engine::fetch(*exchange_);
+  const auto bytes = exchange_->gathered();
   exchange_.reset();
   std::vector<HeaderBlock::Read> blocks;
   for (std::size_t at = 0; at < bytes.size(); at += HeaderBlock::kSize)
@@ -204,7 +218,10 @@ void Issuer::read_headers() {
   for (std::size_t i = 0; i < made; ++i) {
     const CallPtr call = waiting_.front();
     for (const auto& block : blocks) call->headers.push_back(block.headers[i]);
-    if (auto difference = find_difference(call->headers, engine_.name())) throw Error(ErrorCode::mismatch, *difference);
+    if (auto difference = find_difference(call->headers, engine_->info().name)) {
+      if (auto failure = posted_failure()) throw *failure;  // it met a call that a peer has given up
+      throw Error(ErrorCode::mismatch, *difference);
+    }
     last_entered_ = describe(call->header);
     if (call->header.record_follows == 0) {
       std::vector<ControlRecord> records;
@@ -213,23 +230,23 @@ void Issuer::read_headers() {
       }
       call->combined = combine(records);
     }
-    call->phase = C10dCall::Phase::agreed;
+    call->phase = IssuedCall::Phase::agreed;
     agreed_.push_back(call);
     waiting_.pop_front();
   }
 }
 
 // A record that did not come along with the header is gathered on its own. False while it is under way.
-bool Issuer::know_record(C10dCall& call) {
+bool Issuer::know_record(IssuedCall& call) {
   if (call.header.record_follows == 0) return true;
   if (!call.op) {
     const auto packed = pack(call.record);
-    call.op = engine_.gather_bytes(packed.data(), packed.size() * sizeof(packed[0]), left(call));
+    call.op = engine_->gather_bytes(packed.data(), packed.size() * sizeof(packed[0]), left(call));
     listen(*call.op);
   }
   if (!call.op->done()) return false;
   check_engine(call, *call.op);
-  const auto bytes = Engine::fetch(*call.op);
+  const auto bytes = call.op->gathered();
   call.op.reset();
   const std::size_t length = std::size_t{call.header.words} + call.header.sums;
   std::vector<std::uint64_t> all(length * call.headers.size());
@@ -245,12 +262,12 @@ bool Issuer::know_record(C10dCall& call) {
 void Issuer::place(const CallPtr& call) {
   const bool moves = call->header.operation != Operation::barrier && call->header.operation != Operation::allocate;
   if (withheld(*call) || !moves || call->header.count == 0) {
-    call->op = EngineOp{.ready = [] { return true; }, .check = [] {}};
+    call->op = EngineOp{.done = [] { return true; }, .check = [] {}};
     moving_.push_back(call);
   } else if (call->header.priority == 0) {
     start_data(call);
   } else {
-    call->phase = C10dCall::Phase::held;
+    call->phase = IssuedCall::Phase::held;
     held_.emplace(call->header.sequence, call);
     order_.add(call->header.sequence, call->header.priority);
   }
@@ -265,19 +282,19 @@ void Issuer::serve() {
 }
 
 void Issuer::start_data(const CallPtr& call) {
-  call->phase = C10dCall::Phase::data;
-  call->inputs_ready.make_current_stream_wait();
-  const auto parts = engine_.parts_of(call->data);
+  call->phase = IssuedCall::Phase::data;
+  if (call->inputs_ready) call->inputs_ready();
+  const auto parts = engine_->parts_of(call->data);
   if (parts.size() == 1) return start_one(call);
   call->parts_left = parts.size();
   for (const DataCall& data : parts) {
-    auto part = std::make_shared<C10dCall>();
+    auto part = std::make_shared<IssuedCall>();
     part->header = call->header;
     part->combined = call->combined;
     part->tag = call->tag;
     part->deadline = call->deadline;
     part->timeout = call->timeout;
-    part->phase = C10dCall::Phase::data;
+    part->phase = IssuedCall::Phase::data;
     part->data = data;
     part->whole = call;
     start_one(part);
@@ -285,7 +302,7 @@ void Issuer::start_data(const CallPtr& call) {
 }
 
 void Issuer::start_one(const CallPtr& call) {
-  call->op = engine_.start(call->data, left(*call));
+  call->op = engine_->start(call->data, left(*call));
   listen(*call->op);
   if (call->op->then && !call->op->staged) {
     halfway_.push_back(call);
@@ -307,29 +324,31 @@ bool Issuer::second_half() {
   return true;
 }
 
-void Issuer::complete(C10dCall& call) {
+void Issuer::complete(IssuedCall& call) {
   check_engine(call, *call.op);
   if (call.op->finish) call.op->finish(divisor_of(call));
   call.op.reset();
-  if (call.phase == C10dCall::Phase::agreed) return call.succeed(withheld(call), {});
+  moved_ = Clock::now();
+  if (call.phase == IssuedCall::Phase::agreed) return call.succeed(withheld(call), {});
   if (call.whole && --call.whole->parts_left > 0) return;
   if (call.header.priority != 0) order_.ended_here();
-  (call.whole ? *call.whole : call).succeed(false, StreamFence(call.data.out.device));
+  (call.whole ? *call.whole : call).succeed(false, engine_->fence(call.data.out.device));
 }
 
-double Issuer::divisor_of(const C10dCall& call) const {
+double Issuer::divisor_of(const IssuedCall& call) const {
   if (call.header.divide_by_sum >= 0) return call.combined.sums[static_cast<std::size_t>(call.header.divide_by_sum)];
-  return call.header.op == ReduceOp::avg ? engine_.group()->getSize() : 1;
+  return call.header.op == ReduceOp::avg ? engine_->info().size : 1;
 }
 
 void Issuer::listen(EngineOp& op) {
-  if (op.future) op.future->addCallback([signal = signal_](c10::ivalue::Future&) { signal->raise(); });
+  moved_ = Clock::now();
+  if (op.when_done) op.when_done([signal = signal_] { signal->raise(); });
 }
 
 // The engine's own wait throws its error, and orders device streams.
-void Issuer::check_engine(const C10dCall& call, EngineOp& op) {
+void Issuer::check_engine(const IssuedCall& call, EngineOp& op) {
   try {
-    op.require_success();
+    op.check();
   } catch (const std::exception& raised) {
     throw translate(call, raised);
   }

@@ -1,10 +1,10 @@
-#include "comm/c10d/c10d_call.h"
+#include "comm/issuer/issued_call.h"
 
 #include <utility>
 
 namespace unisono {
 
-void C10dCall::end(std::exception_ptr error, bool withheld, StreamFence outputs_ready) {
+void IssuedCall::end(std::exception_ptr error, bool withheld, StreamFence outputs_ready) {
   const std::lock_guard lock(mutex_);
   if (ended_) return;
   error_ = std::move(error);
@@ -14,29 +14,29 @@ void C10dCall::end(std::exception_ptr error, bool withheld, StreamFence outputs_
   ended_changed_.notify_all();
 }
 
-void C10dCall::succeed(bool withheld, StreamFence outputs_ready) { end(nullptr, withheld, std::move(outputs_ready)); }
+void IssuedCall::succeed(bool withheld, StreamFence outputs_ready) { end(nullptr, withheld, std::move(outputs_ready)); }
 
-void C10dCall::fail(const Error& error) { end(std::make_exception_ptr(error), false, {}); }
+void IssuedCall::fail(const Error& error) { end(std::make_exception_ptr(error), false, {}); }
 
-bool C10dCall::poll() {
+bool IssuedCall::poll() {
   const std::lock_guard lock(mutex_);
-  if (ended_) outputs_ready_.make_current_stream_wait();
+  if (ended_ && outputs_ready_) outputs_ready_();
   return ended_;
 }
 
 // The group's thread ends every call by its deadline, so this wait needs none of its own.
-void C10dCall::wait() {
+void IssuedCall::wait() {
   std::unique_lock lock(mutex_);
   ended_changed_.wait(lock, [this] { return ended_; });
-  outputs_ready_.make_current_stream_wait();
+  if (outputs_ready_) outputs_ready_();
 }
 
-std::exception_ptr C10dCall::error() const {
+std::exception_ptr IssuedCall::error() const {
   const std::lock_guard lock(mutex_);
   return error_;
 }
 
-bool C10dCall::withheld() const {
+bool IssuedCall::withheld() const {
   const std::lock_guard lock(mutex_);
   return withheld_;
 }

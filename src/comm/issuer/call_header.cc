@@ -1,4 +1,4 @@
-#include "comm/c10d/call_header.h"
+#include "comm/issuer/call_header.h"
 
 #include <bit>
 #include <span>

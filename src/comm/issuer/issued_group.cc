@@ -1,4 +1,4 @@
-#include "comm/c10d/c10d_group.h"
+#include "comm/issuer/issued_group.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -9,19 +9,19 @@
 
 namespace unisono {
 
-C10dGroup::C10dGroup(Engine engine)
-    : ProcessGroup(engine.group()->getRank(), engine.group()->getSize(), engine.name(), engine.timeout()),
-      issuer_(std::move(engine), [this](const C10dCall& call) {
+IssuedGroup::IssuedGroup(std::unique_ptr<Engine> engine)
+    : ProcessGroup(engine->info().rank, engine->info().size, engine->info().name, engine->info().timeout),
+      issuer_(std::move(engine), [this](const IssuedCall& call) {
         return describe_call(*this, to_string(call.header.operation), call.header.sequence, call.tag);
       }) {}
 
-Device::Kind C10dGroup::served(const Buffer& buffer) const {
+Device::Kind IssuedGroup::served(const Buffer& buffer) const {
   if (issuer_.engine().serves(buffer.device.kind)) return buffer.device.kind;
   return buffer.device.kind == Device::Kind::cpu ? Device::Kind::cuda : Device::Kind::cpu;
 }
 
-Work C10dGroup::submit(DataCall data, std::size_t count, const CallOptions& options, int divide_by_sum) {
-  auto call = std::make_shared<C10dCall>();
+Work IssuedGroup::submit(DataCall data, std::size_t count, const CallOptions& options, int divide_by_sum) {
+  auto call = std::make_shared<IssuedCall>();
   call->header.operation = data.operation;
   call->header.count = count;
   call->header.dtype = data.out.dtype;
@@ -37,50 +37,50 @@ Work C10dGroup::submit(DataCall data, std::size_t count, const CallOptions& opti
   call->record = options.control;
   call->tag = options.tag;
   call->timeout = options.timeout.count() > 0 ? options.timeout : timeout();
-  call->deadline = C10dCall::Clock::now() + call->timeout;
-  call->inputs_ready = StreamFence(data.out.device);
+  call->deadline = IssuedCall::Clock::now() + call->timeout;
+  call->inputs_ready = issuer_.engine().fence(data.out.device);
   call->data = std::move(data);
   issuer_.submit(call);
   return Work(std::move(call));
 }
 
-Work C10dGroup::all_reduce(Buffer data, const AllReduceOptions& options) {
+Work IssuedGroup::all_reduce(Buffer data, const AllReduceOptions& options) {
   check_all_reduce(*this, data, options, served(data));
   const auto count = data.count;
   return submit({Operation::all_reduce, std::move(data), {}, options.op, 0, options.may_round}, count, options, options.divide_by_sum);
 }
 
-Work C10dGroup::broadcast(Buffer data, int root, const CallOptions& options) {
+Work IssuedGroup::broadcast(Buffer data, int root, const CallOptions& options) {
   check_broadcast(*this, data, root, options, served(data));
   const auto count = data.count;
   return submit({Operation::broadcast, std::move(data), {}, ReduceOp::sum, root}, count, options);
 }
 
-Work C10dGroup::all_gather(Buffer out, Buffer in, const CallOptions& options) {
+Work IssuedGroup::all_gather(Buffer out, Buffer in, const CallOptions& options) {
   check_all_gather(*this, out, in, options, served(out));
   const auto count = in.count;
   return submit({Operation::all_gather, std::move(out), std::move(in)}, count, options);
 }
 
-Work C10dGroup::reduce_scatter(Buffer out, Buffer in, const AllReduceOptions& options) {
+Work IssuedGroup::reduce_scatter(Buffer out, Buffer in, const AllReduceOptions& options) {
   check_reduce_scatter(*this, out, in, options, served(out));
   const auto count = out.count;
   return submit({Operation::reduce_scatter, std::move(out), std::move(in), options.op}, count, options, options.divide_by_sum);
 }
 
-Work C10dGroup::all_to_all(Buffer out, Buffer in, const CallOptions& options) {
+Work IssuedGroup::all_to_all(Buffer out, Buffer in, const CallOptions& options) {
   check_all_to_all(*this, out, in, options, served(out));
   const auto count = in.count;
   return submit({Operation::all_to_all, std::move(out), std::move(in)}, count, options);
 }
 
-Work C10dGroup::barrier(const CallOptions& options) {
+Work IssuedGroup::barrier(const CallOptions& options) {
   check_barrier(*this, options);
   return submit({Operation::barrier, {}, {}}, 0, options);
 }
 
-// Plain memory: no engine behind c10d reduces better from any other. The exchange makes a failure of one rank everybody's.
-Buffer C10dGroup::allocate(std::size_t bytes) {
+// Plain memory: no engine reduces better from any other. The exchange makes a failure of one rank everybody's.
+Buffer IssuedGroup::allocate(std::size_t bytes) {
   constexpr std::size_t kPage = 4096;
   const std::size_t rounded = std::max(kPage, (bytes + kPage - 1) / kPage * kPage);
   std::shared_ptr<void> memory(rounded >= bytes ? std::aligned_alloc(kPage, rounded) : nullptr, std::free);
@@ -96,6 +96,6 @@ Buffer C10dGroup::allocate(std::size_t bytes) {
   return {memory.get(), bytes, Dtype::u8, {}, memory};
 }
 
-void C10dGroup::abort(const Error& cause) { issuer_.poison(cause); }
+void IssuedGroup::abort(const Error& cause) { issuer_.poison(cause); }
 
 }  // namespace unisono

@@ -1,4 +1,4 @@
-#include "comm/c10d/header_block.h"
+#include "comm/issuer/header_block.h"
 
 #include <algorithm>
 

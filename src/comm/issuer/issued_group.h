@@ -4,14 +4,14 @@
 
 #include <unisono/process_group.h>
 
-#include "comm/c10d/issuer.h"
+#include "comm/issuer/issuer.h"
 
 namespace unisono {
 
-/// See `make_c10d_group`.
-class C10dGroup final : public ProcessGroup {
+/// An engine behind the contract: the calls are checked, numbered, and issued by the group's thread.
+class IssuedGroup final : public ProcessGroup {
  public:
-  explicit C10dGroup(Engine engine);
+  explicit IssuedGroup(std::unique_ptr<Engine> engine);
 
   Work all_reduce(Buffer data, const AllReduceOptions& options) override;
   Work broadcast(Buffer data, int root, const CallOptions& options) override;

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <vector>
 
-#include "comm/c10d/call_header.h"
+#include "comm/issuer/call_header.h"
 
 namespace unisono {
 

@@ -9,14 +9,13 @@
 
 #include <unisono/work.h>
 
-#include "comm/c10d/engine.h"
-#include "comm/c10d/stream_fence.h"
+#include "comm/issuer/engine.h"
 
 namespace unisono {
 
 /// A call on its way through the group's thread: headers, large control record, data, end. The upper part belongs to that
 /// thread once the call is submitted; the lower part is what waiters see.
-class C10dCall final : public WorkState {
+class IssuedCall final : public WorkState {
  public:
   using Clock = std::chrono::steady_clock;
   enum class Phase { queued, agreed, held, data };
@@ -33,7 +32,7 @@ class C10dCall final : public WorkState {
   std::optional<EngineOp> op;  ///< the record or data under way
   std::vector<CallHeader> headers;
   ControlRecord combined;
-  std::shared_ptr<C10dCall> whole;  ///< of a part: the call it is a part of
+  std::shared_ptr<IssuedCall> whole;  ///< of a part: the call it is a part of
   std::size_t parts_left = 0;       ///< of a whole
 
   void succeed(bool withheld, StreamFence outputs_ready);

@@ -1,4 +1,4 @@
-#include "comm/c10d/service_order.h"
+#include "comm/issuer/service_order.h"
 
 namespace unisono {
 

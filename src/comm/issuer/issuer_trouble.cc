@@ -3,14 +3,13 @@
 #include <cstring>
 #include <utility>
 
-#include "comm/c10d/issuer.h"
+#include "comm/issuer/issuer.h"
 
 namespace unisono {
 namespace {
 
-using Clock = C10dCall::Clock;
+using Clock = IssuedCall::Clock;
 constexpr auto kSlice = std::chrono::milliseconds(50);   // between looks at deadlines and at the notice board
-constexpr auto kGrace = std::chrono::milliseconds(500);  // for the engine to end a call at its deadline by itself
 
 bool mentions(const std::string& text, std::initializer_list<const char*> words) {
   return std::any_of(words.begin(), words.end(),
@@ -34,12 +33,12 @@ void Issuer::look_around() {
     return;
   }
   looked_ = now;
-  if (auto failure = board_.failure()) throw *failure;
-  if (!waiting_.empty() &&
+  if (auto failure = posted_failure()) throw *failure;
+  if (board_ && !waiting_.empty() &&
       std::exchange(posted_sequence_, waiting_[0]->header.sequence) != waiting_[0]->header.sequence)
-    board_.post_waiting(posted_sequence_);
+    board_->post_waiting(posted_sequence_);
   const auto check = [&](const CallPtr& call) {
-    if (now > call->deadline + kGrace) throw overdue(*call, "");
+    if (now > call->deadline + engine_->info().grace) throw overdue(*call, "");
   };
   std::for_each(moving_.begin(), moving_.end(), check);
   std::for_each(waiting_.begin(), waiting_.end(), check);
@@ -49,7 +48,7 @@ void Issuer::look_around() {
 }
 
 void Issuer::fail_all(const Error& cause) {
-  engine_.abort(cause);
+  engine_->abort(cause);
   const auto abandon = [&](std::optional<EngineOp>& op) {
     if (op) abandoned_.push_back(std::move(*op));
     op.reset();
@@ -72,10 +71,10 @@ void Issuer::fail_all(const Error& cause) {
 }
 
 // Calls are made in one order, so a rank that has not entered this one made the one before it last.
-Error Issuer::overdue(const C10dCall& call, const std::string& engine_text) {
+Error Issuer::overdue(const IssuedCall& call, const std::string& engine_text) {
   const double seconds = std::chrono::duration<double>(call.timeout).count();
   std::string text = describe_(call) + ": not ended after " + std::to_string(seconds).substr(0, 6) + " s: ";
-  const auto absent = call.phase == C10dCall::Phase::data ? std::vector<int>{} : board_.absent(call.header.sequence);
+  const auto absent = call.phase == IssuedCall::Phase::data || !board_ ? std::vector<int>{} : board_->absent(call.header.sequence);
   if (absent.empty()) {
     text += "a peer does not answer";
   } else {
@@ -87,14 +86,14 @@ Error Issuer::overdue(const C10dCall& call, const std::string& engine_text) {
                text + ". Look there for the cause, or raise the timeout. The group is unusable now.");
 }
 
-Error Issuer::translate(const C10dCall& call, const std::exception& raised) {
+Error Issuer::translate(const IssuedCall& call, const std::exception& raised) {
   const std::string text(raised.what(), std::strcspn(raised.what(), "\n"));
-  const auto* ours = dynamic_cast<const Error*>(&raised);  // an engine of our own behind c10d
+  const auto* ours = dynamic_cast<const Error*>(&raised);  // an engine that knows our errors
   if ((ours && ours->code() == ErrorCode::timeout) ||
       (!ours && (Clock::now() >= call.deadline || mentions(text, {"imed out", "imeout"}))))
     return overdue(call, text);
   // A peer that left because its group had failed has said so before it went.
-  if (auto failure = board_.failure()) return *failure;
+  if (auto failure = posted_failure()) return *failure;
   if (ours) return Error(ours->code(), describe_(call) + ": " + text);
   if (mentions(text, {"onnection", "closed", "reset", "roken pipe", "ransport endpoint"}))
     return Error(ErrorCode::peer_lost,

@@ -11,16 +11,15 @@
 #include <thread>
 #include <vector>
 
-#include "comm/c10d/c10d_call.h"
-#include "comm/c10d/header_block.h"
-#include "comm/c10d/notice_board.h"
-#include "comm/c10d/service_order.h"
+#include "comm/issuer/issued_call.h"
+#include "comm/issuer/header_block.h"
+#include "comm/issuer/notice_board.h"
+#include "comm/issuer/service_order.h"
 
 namespace unisono {
 
-/// The thread "uni-c10d" of a c10d group. Collectives of one c10d group must be issued in one order on all ranks, and
-/// the data of a call may only move when its header exchange has shown that all ranks agree; so one thread issues
-/// everything:
+/// The thread of a group over an engine. An engine's collectives must be issued in one order on all ranks, and the data of
+/// a call may only move when its header exchange has shown that all ranks agree; so one thread issues everything:
 ///
 ///   headers of calls k to l, (their records, where large), data of calls k to l, headers of calls l+1 ..., ...
 ///
@@ -29,21 +28,21 @@ namespace unisono {
 class Issuer {
  public:
   /// How messages about a call begin: "unisono c10d/gloo group, rank 0 of 2, all_reduce 17 (...)".
-  using Describe = std::function<std::string(const C10dCall&)>;
+  using Describe = std::function<std::string(const IssuedCall&)>;
 
-  Issuer(Engine engine, Describe describe);
+  Issuer(std::unique_ptr<Engine> engine, Describe describe);
   /// *Blocks* until calls in flight have ended, at most until their deadlines.
   ~Issuer();
   Issuer(const Issuer&) = delete;
   Issuer& operator=(const Issuer&) = delete;
 
-  const Engine& engine() const { return engine_; }
+  const Engine& engine() const { return *engine_; }
   /// Numbers the call and queues it. *Throws* the first cause when the group is poisoned.
-  void submit(const std::shared_ptr<C10dCall>& call);
+  void submit(const std::shared_ptr<IssuedCall>& call);
   void poison(const Error& cause);
 
  private:
-  using CallPtr = std::shared_ptr<C10dCall>;
+  using CallPtr = std::shared_ptr<IssuedCall>;
   // Engines call back from their own threads, possibly after the issuer is gone.
   struct Signal {
     std::mutex mutex;
@@ -53,33 +52,35 @@ class Issuer {
   };
 
   void run();
+  std::chrono::microseconds pause();
   bool must_poll() const;
   bool idle() const {
     return waiting_.empty() && agreed_.empty() && held_.empty() && halfway_.empty() && moving_.empty() && !exchange_;
   }
   void step();
-  void move_on(const C10dCall*& current);
-  bool begin_something(const C10dCall*& current);
+  void move_on(const IssuedCall*& current);
+  bool begin_something(const IssuedCall*& current);
   void send_headers();
   void read_headers();
-  bool know_record(C10dCall& call);
+  bool know_record(IssuedCall& call);
   void place(const CallPtr& call);
   void serve();
   void start_data(const CallPtr& call);
   void start_one(const CallPtr& call);
   bool second_half();
-  double divisor_of(const C10dCall& call) const;
+  double divisor_of(const IssuedCall& call) const;
   void listen(EngineOp& op);
-  void complete(C10dCall& call);
-  void check_engine(const C10dCall& call, EngineOp& op);
+  void complete(IssuedCall& call);
+  void check_engine(const IssuedCall& call, EngineOp& op);
   void look_around();
   void fail_all(const Error& cause);
-  Error translate(const C10dCall& call, const std::exception& raised);
-  Error overdue(const C10dCall& call, const std::string& engine_text);
+  Error translate(const IssuedCall& call, const std::exception& raised);
+  Error overdue(const IssuedCall& call, const std::string& engine_text);
+  std::optional<Error> posted_failure() const { return board_ ? board_->failure() : std::nullopt; }
 
-  Engine engine_;
+  std::unique_ptr<Engine> engine_;
   Describe describe_;
-  NoticeBoard board_;
+  std::unique_ptr<NoticeBoard> board_;  // null where the engine has none
   std::shared_ptr<Signal> signal_ = std::make_shared<Signal>();
   // Guarded by signal_->mutex.
   std::deque<CallPtr> submitted_;
@@ -96,7 +97,8 @@ class Issuer {
   std::deque<CallPtr> halfway_;  // in the first of two halves; nothing else is begun meanwhile
   std::vector<CallPtr> moving_;
   std::vector<EngineOp> abandoned_;  // of failed calls: the engine may still use their memory
-  C10dCall::Clock::time_point looked_;
+  IssuedCall::Clock::time_point looked_;
+  IssuedCall::Clock::time_point moved_;  // when something last began or ended
   std::int64_t posted_sequence_ = -1;
   std::string last_entered_;  // the newest call that every rank has entered
   std::thread thread_;

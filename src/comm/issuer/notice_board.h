@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <unisono/error.h>
+
+namespace unisono {
+
+/// What ranks tell each other beside the calls: that the group has failed and why, and which call a rank is waiting in. Collectives
+/// have no such thing: a rank that stops calling leaves its peers waiting without a name.
+/// Only written and read by ranks that have waited for a while already. What cannot be delivered is not said.
+/// *Threads*: one.
+class NoticeBoard {
+ public:
+  virtual ~NoticeBoard() = default;
+
+  virtual void post_failure(const Error& cause) noexcept = 0;
+  /// What another rank has posted.
+  virtual std::optional<Error> failure() noexcept = 0;
+
+  virtual void post_waiting(std::int64_t sequence) noexcept = 0;
+  /// Ranks that have not said they wait in call `sequence`; empty when that cannot be known.
+  virtual std::vector<int> absent(std::int64_t sequence) noexcept = 0;
+};
+
+}  // namespace unisono

@@ -1,0 +1,23 @@
+#include "comm/contract.h"
+#include "mpi/mpi_ranks.h"
+
+// The contract over MPI: mpirun -n 4 mpi_tests. All processes run all tests, each as its own rank.
+
+namespace unisono::testing {
+namespace {
+
+const Transport& whole() {
+  static const Transport transport = mpi_transport("mpi", kMpiLongestBlock);
+  return transport;
+}
+
+// Everything longer than 1,000 bytes goes in several requests, as what is longer than an int otherwise does.
+const Transport& in_parts() {
+  static const Transport transport = mpi_transport("mpi_in_parts", 1000);
+  return transport;
+}
+
+INSTANTIATE_TEST_SUITE_P(Mpi, Contract, ::testing::Values(whole(), in_parts()));
+
+}  // namespace
+}  // namespace unisono::testing
