@@ -219,7 +219,7 @@ TEST_P(Contract, TheDeadlineNamesWhoIsMissing) {
     run_ranks(GetParam(), size, [&](ProcessGroup& group) {
       CallOptions tag;
       tag.tag = {.step = 7, .bucket = 2, .what = "gradients"};
-      group.barrier(tag).wait();
+      for (int i = 0; i < 3; ++i) group.barrier(tag).wait();  // a group of groups knows the last call of each
       if (group.rank() == 1) {
         require(all_over.wait_for(kPatience) == std::future_status::ready, "the others never timed out");
         require_failure(ErrorCode::timeout, [&] { group.barrier().wait(); });

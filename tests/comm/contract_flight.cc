@@ -123,7 +123,7 @@ TEST_P(Contract, TwoGroupsInOppositeOrders) {
 
 TEST_P(Contract, ACallNeverWaitedForEnds) {
   if (!needs(2)) return;
-  for (Place place : kPlaces) {
+  for (Place place : places_of(GetParam())) {
     Meeting peer_done;
     run_ranks(GetParam(), 2, [&](ProcessGroup& group) {
       Arena arena(group, 1 << 20);
