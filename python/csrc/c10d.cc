@@ -17,7 +17,6 @@ void bind_c10d(pybind11::module_& module) {
   // The classes of torch.distributed must be known before the signatures below name them.
   py::module_::import("torch.distributed");
 
-  py::class_<unisono::Store, std::shared_ptr<unisono::Store>>(module, "Store");
   module.def("make_store", &unisono::make_store, py::arg("store"),
              "A torch.distributed store as a rendezvous store of unisono.");
   module.def(

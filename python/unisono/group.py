@@ -12,6 +12,7 @@ from unisono import _C
 _default_group: _C.ProcessGroup | None = None
 _of_torch: WeakKeyDictionary = WeakKeyDictionary()  # one of ours per torch group: they issue its calls in one order
 _companions: WeakKeyDictionary = WeakKeyDictionary()  # the second groups, kept as long as the first
+_first_of_robin: WeakKeyDictionary = WeakKeyDictionary()  # what round_robin() was given first
 
 
 def _seconds(value: float | timedelta) -> timedelta:
@@ -19,15 +20,27 @@ def _seconds(value: float | timedelta) -> timedelta:
 
 
 def init(transport: str = "auto", rank: int = -1, size: int = -1, timeout: float | timedelta = 1800.0,
-         start_timeout: float | timedelta = 300.0) -> _C.ProcessGroup:
+         start_timeout: float | timedelta = 300.0, store=None, prefix: str = "unisono") -> _C.ProcessGroup:
     """Makes this process's group from its environment: `unisono run`, torchrun, mpirun, srun, or a world of one.
 
-    Collective; blocks until all ranks are there, at most `start_timeout` seconds. The newest group is the one that
+    The ranks meet in `store` if given (a torch.distributed store, or another group's `store`), under keys that begin with `prefix`: one for each set of
+    ranks on the same store. Collective; blocks until all ranks are there, at most `start_timeout` seconds. The newest group is the one that
     `DistributedDataParallel` takes when it is given none.
     """
     global _default_group
-    _default_group = _C.init(transport, rank, size, _seconds(timeout), _seconds(start_timeout))
+    if store is not None and not isinstance(store, _C.Store):
+        store = _C.make_store(store)
+    _default_group = _C.init(transport, rank, size, _seconds(timeout), _seconds(start_timeout), store, prefix)
     return _default_group
+
+
+def round_robin(groups) -> _C.ProcessGroup:
+    """One group made of several groups of the same ranks, unisono's or torch.distributed's: its calls take turns, so that as many are under
+    way at once over engines that serve one at a time. Local. Nobody else may use the groups meanwhile."""
+    groups = list(groups)
+    made = _C.make_round_robin_group([resolve(group) for group in groups])
+    _first_of_robin[made] = groups[0]
+    return made
 
 
 def of_keywords(process_group, device_mesh) -> _C.ProcessGroup:
@@ -71,6 +84,9 @@ def with_companion(process_group) -> _C.ProcessGroup:
     """`resolve`, and a companion for groups whose own cannot be made below Python. Collective the first time."""
     ours = resolve(process_group)
     if ours.size() == 1 or ours.name == "shm" or ours in _companions:
+        return ours
+    if ours in _first_of_robin:
+        with_companion(_first_of_robin[ours])
         return ours
     theirs = dist.group.WORLD if process_group is None else process_group
     if isinstance(theirs, dist.ProcessGroup):

@@ -5,7 +5,6 @@
 
 #include "comm/c10d/meeting_place.h"
 #include "comm/environment.h"
-#include "comm/rendezvous.h"
 
 namespace unisono {
 namespace {
@@ -17,15 +16,31 @@ GroupOptions group_options(const InitOptions& options, const Environment& enviro
   out.rank = environment.rank;
   out.size = environment.size;
   out.timeout = options.timeout;
-  out.start_timeout = options.start_timeout;
+  out.prefix = options.prefix;
   out.log = options.log;
   return out;
 }
 
-// The store must outlive the group: rank 0 may host it, and a peer may still be reading its last key.
-struct GroupWithStore {
-  std::shared_ptr<Store> store;
-  std::shared_ptr<ProcessGroup> group;
+/// A store that goes when the ranks have met.
+class PassingStore final : public Store {
+ public:
+  explicit PassingStore(std::shared_ptr<Store> inner) : inner_(std::move(inner)) {}
+  void close() { inner_.reset(); }
+
+  void set(const std::string& key, const std::string& value) override { open().set(key, value); }
+  std::optional<std::string> get(const std::string& key, std::chrono::nanoseconds timeout) override {
+    return open().get(key, timeout);
+  }
+  std::int64_t add(const std::string& key, std::int64_t amount) override { return open().add(key, amount); }
+
+ private:
+  Store& open() const {
+    if (inner_) return *inner_;
+    throw Error(ErrorCode::invalid_argument,
+                "the launcher names no address, so the ranks of this group met in a file that is gone; start them with "
+                "MASTER_ADDR and MASTER_PORT or UNISONO_STORE=file:PATH, which stay");
+  }
+  std::shared_ptr<Store> inner_;
 };
 
 }  // namespace
@@ -42,16 +57,17 @@ std::shared_ptr<ProcessGroup> init(const InitOptions& options) {
   const auto left = [&] {
     return std::max<std::chrono::nanoseconds>(options.start_timeout - (Clock::now() - begin), std::chrono::nanoseconds(0));
   };
-  group_opts.store = place.store;
-  group_opts.prefix = join_round(*place.store, environment.rank, environment.size, "unisono", left()) + "/group";
+  const bool passing = environment.meeting == Environment::Meeting::job_file;
+  const auto file = passing ? std::make_shared<PassingStore>(place.store) : nullptr;
+  group_opts.store = passing ? file : place.store;
   group_opts.start_timeout = std::max<std::chrono::nanoseconds>(left(), std::chrono::seconds(1));
   auto group = make_group(options.transport, group_opts);
-  if (environment.meeting == Environment::Meeting::job_file) {
+  if (passing) {
     group->barrier().wait();  // nobody reads the file any more when rank 0 removes it
+    file->close();
     place.cleanup.reset();
   }
-  auto kept = std::make_shared<GroupWithStore>(GroupWithStore{std::move(place.store), std::move(group)});
-  return {kept, kept->group.get()};
+  return group;
 }
 
 std::string describe_environment() {

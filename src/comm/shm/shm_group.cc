@@ -8,9 +8,12 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/clock.h"
 #include "comm/arguments.h"
+#include "comm/rendezvous.h"
 #include "comm/shm/engine.h"
 #include "comm/shm/room.h"
+#include "comm/stored_group.h"
 
 namespace unisono {
 namespace {
@@ -21,10 +24,10 @@ using shm::Mapping;
 using shm::Operation;
 using shm::Request;
 
-class ShmGroup final : public ProcessGroup {
+class ShmGroup final : public StoredGroup {
  public:
-  ShmGroup(const GroupOptions& options, std::shared_ptr<shm::Engine> engine)
-      : ProcessGroup(options.rank, options.size, "shm", options.timeout), engine_(std::move(engine)) {}
+  ShmGroup(const GroupOptions& options, const std::string& place, std::shared_ptr<shm::Engine> engine)
+      : StoredGroup(options, "shm", place), engine_(std::move(engine)) {}
   ~ShmGroup() override { engine_->close(); }
 
   Work all_reduce(Buffer data, const AllReduceOptions& options) override {
@@ -191,9 +194,16 @@ std::shared_ptr<ProcessGroup> make_shm_group(const GroupOptions& options, const 
     throw Error(ErrorCode::invalid_argument, "unisono shm group, rank " + std::to_string(options.rank) + " of " +
                                                  std::to_string(options.size) + ": " + reason);
   }
-  auto engine = std::make_shared<shm::Engine>("shm", options.rank, shm::attach(options), shm_options.eager_progress);
+  GroupOptions joined = options;
+  if (options.store) {
+    const std::int64_t begin = now_ns();
+    joined.prefix = join_round(*options.store, options.rank, options.size, options.prefix, options.start_timeout);
+    const std::chrono::nanoseconds left = options.start_timeout - std::chrono::nanoseconds(now_ns() - begin);
+    joined.start_timeout = std::max<std::chrono::nanoseconds>(left, std::chrono::seconds(1));
+  }
+  auto engine = std::make_shared<shm::Engine>("shm", options.rank, shm::attach(joined), shm_options.eager_progress);
   engine->start();
-  return std::make_shared<ShmGroup>(options, std::move(engine));
+  return std::make_shared<ShmGroup>(options, options.store ? joined.prefix : "", std::move(engine));
 }
 
 }  // namespace unisono
