@@ -21,6 +21,10 @@ namespace unisono {
 std::shared_ptr<ProcessGroup> without(const std::shared_ptr<ProcessGroup>& group, std::vector<int> ranks,
                                       std::chrono::nanoseconds start_timeout = std::chrono::minutes(5));
 
+/// The ranks of `group` that are gone: their process has ended, or they have destroyed their group. What this rank sees at this moment: others may see
+/// more a moment later. Local. *Throws* `invalid_argument` for groups that `without` does not serve.
+std::vector<int> lost_ranks(const ProcessGroup& group);
+
 /// The store in which the ranks of `group` met: for `init` or `make_group` with another prefix and more ranks. Null when it has none.
 std::shared_ptr<Store> store_of(const ProcessGroup& group);
 

@@ -97,6 +97,7 @@ void bind_regroup(py::module_& module, py::class_<ProcessGroup, std::shared_ptr<
                 without(self, std::move(ranks), nanoseconds(start_timeout, "start_timeout")));
           },
           py::arg("ranks"), py::arg("start_timeout") = Seconds(300), WithoutGil())
+      .def("lost_ranks", &lost_ranks, WithoutGil())
       .def_property_readonly("store", [](const ProcessGroup& self) { return store_of(self); });
   module.def(
       "make_round_robin_group",

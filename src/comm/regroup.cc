@@ -1,6 +1,7 @@
 #include <unisono/regroup.h>
 
 #include <algorithm>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -119,6 +120,20 @@ std::shared_ptr<ProcessGroup> without(const std::shared_ptr<ProcessGroup>& group
   if (group->size() == 1) return make_group("serial", {.timeout = group->timeout()});
   throw Error(ErrorCode::invalid_argument,
               here(*group, ranks) + "it knows no store to meet in; make a new torch.distributed group of the ranks that stay");
+}
+
+std::vector<int> lost_ranks(const ProcessGroup& group) {
+  std::set<int> lost;
+  for (const auto& part : groups_of_round_robin(group)) {
+    const auto of_part = lost_ranks(*part);
+    lost.insert(of_part.begin(), of_part.end());
+  }
+  if (const auto* stored = dynamic_cast<const StoredGroup*>(&group)) return stored->lost();
+  if (lost.empty() && group.size() > 1 && groups_of_round_robin(group).empty()) {
+    throw Error(ErrorCode::invalid_argument,
+                "group " + group.name() + ": which ranks are lost only groups that met in a store know");
+  }
+  return {lost.begin(), lost.end()};
 }
 
 std::shared_ptr<Store> store_of(const ProcessGroup& group) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace unisono {
 
@@ -15,6 +16,8 @@ class StoredGroup : public ProcessGroup {
   const GroupOptions& options() const { return options_; }
   /// What the keys begin with that only this group uses, the same on all its ranks; empty in a world of one.
   const std::string& place() const { return place_; }
+  /// Ranks whose process has ended or that have destroyed their group, as this rank sees it now.
+  virtual std::vector<int> lost() const = 0;
   /// Numbers the departures from this group: 0, 1, ..., alike on ranks that call alike.
   int number_departure() { return departures_.fetch_add(1); }
 

@@ -72,6 +72,7 @@ class ShmGroup final : public StoredGroup {
   Buffer allocate(std::size_t bytes) override;
 
   void abort(const Error& cause) override { engine_->abort(cause); }
+  std::vector<int> lost() const override { return engine_->lost(); }
 
  private:
   CallOptions with_deadline(const CallOptions& options) const {
