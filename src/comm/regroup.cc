@@ -1,11 +1,10 @@
 #include <unisono/regroup.h>
+#include <unisono/round_robin.h>
 
 #include <algorithm>
 #include <set>
 #include <string>
 #include <utility>
-
-#include <unisono/round_robin.h>
 
 #include "comm/stored_group.h"
 
@@ -22,8 +21,8 @@ std::string list(const std::vector<int>& ranks) {
 }
 
 std::string here(const ProcessGroup& group, const std::vector<int>& ranks) {
-  return "group " + group.name() + ", rank " + std::to_string(group.rank()) + " of " + std::to_string(group.size()) + ", without " +
-         list(ranks) + ": ";
+  return "group " + group.name() + ", rank " + std::to_string(group.rank()) + " of " + std::to_string(group.size()) +
+         ", without " + list(ranks) + ": ";
 }
 
 void check(const ProcessGroup& group, const std::vector<int>& ranks) {
@@ -91,7 +90,8 @@ class Departure {
   }
 
   [[noreturn]] void report(const std::vector<int>& missing) const {
-    throw Error(ErrorCode::timeout, here(group_, ranks_) + "missing " + (missing.size() == 1 ? "rank " : "ranks ") + list(missing) + " after " +
+    throw Error(ErrorCode::timeout, here(group_, ranks_) + "missing " + (missing.size() == 1 ? "rank " : "ranks ") +
+                                        list(missing) + " after " +
                                         std::to_string(std::chrono::duration<double>(timeout_).count()).substr(0, 6) +
                                         " s. Name those that are gone, too, and call it on all that stay.");
   }
@@ -118,8 +118,9 @@ std::shared_ptr<ProcessGroup> without(const std::shared_ptr<ProcessGroup>& group
   }
   if (auto* stored = dynamic_cast<StoredGroup*>(group.get())) return Departure(*stored, ranks, start_timeout).run();
   if (group->size() == 1) return make_group("serial", {.timeout = group->timeout()});
-  throw Error(ErrorCode::invalid_argument,
-              here(*group, ranks) + "it knows no store to meet in; make a new torch.distributed group of the ranks that stay");
+  throw Error(
+      ErrorCode::invalid_argument,
+      here(*group, ranks) + "it knows no store to meet in; make a new torch.distributed group of the ranks that stay");
 }
 
 std::vector<int> lost_ranks(const ProcessGroup& group) {

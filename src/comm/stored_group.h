@@ -23,7 +23,9 @@ class StoredGroup : public ProcessGroup {
 
  protected:
   StoredGroup(const GroupOptions& options, std::string name, std::string place)
-      : ProcessGroup(options.rank, options.size, std::move(name), options.timeout), options_(options), place_(std::move(place)) {}
+      : ProcessGroup(options.rank, options.size, std::move(name), options.timeout),
+        options_(options),
+        place_(std::move(place)) {}
 
  private:
   GroupOptions options_;

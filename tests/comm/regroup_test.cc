@@ -49,7 +49,8 @@ void on_threads(int size, const std::function<void(int)>& body) {
   for (auto& t : threads) t.join();
 }
 
-GroupOptions options_for(const std::shared_ptr<Store>& store, int rank, int size, const std::string& prefix = "unisono") {
+GroupOptions options_for(const std::shared_ptr<Store>& store, int rank, int size,
+                         const std::string& prefix = "unisono") {
   return {.rank = rank, .size = size, .store = store, .timeout = 60s, .start_timeout = 60s, .prefix = prefix};
 }
 
@@ -157,7 +158,9 @@ TEST(Regroup, WrongRanksAreRefused) {
   const auto store = std::make_shared<MemoryStore>();
   on_threads(2, [&](int rank) {
     const auto group = make_group("shm", options_for(store, rank, 2));
-    const auto refused = [&](int leaver) { return error_of([&] { without(group, {leaver}); }, ErrorCode::invalid_argument); };
+    const auto refused = [&](int leaver) {
+      return error_of([&] { without(group, {leaver}); }, ErrorCode::invalid_argument);
+    };
     EXPECT_TRUE(contains(refused(2), "there is no rank 2; ranks are 0 to 1"));
     EXPECT_TRUE(contains(refused(-1), "there is no rank -1"));
     EXPECT_TRUE(contains(refused(rank), "this rank itself is to go"));

@@ -160,8 +160,8 @@ TEST(RoundRobin, WhatItIsMadeOfMustBeAlike) {
   EXPECT_TRUE(groups_of_round_robin(*two.group(0)).empty());
 }
 
-// Rank 0's data lies in memory of one group, rank 1's elsewhere: their calls go to different groups. The next call must not be
-// taken for the one that is missing.
+// Rank 0's data lies in memory of one group, rank 1's elsewhere: their calls go to different groups. The next call must
+// not be taken for the one that is missing.
 TEST(RoundRobin, RanksThatDifferInTheirMemoryAreToldAndNothingIsSummed) {
   const auto store = std::make_shared<MemoryStore>();
   std::vector<std::string> texts(2);

@@ -76,7 +76,8 @@ CallLine::CallLine(const std::vector<std::shared_ptr<ProcessGroup>>& groups) : g
 }
 
 std::string CallLine::place(std::size_t group) const {
-  return "round robin, group " + std::to_string(group) + " of " + std::to_string(names_.size()) + " (" + names_[group] + "): ";
+  return "round robin, group " + std::to_string(group) + " of " + std::to_string(names_.size()) + " (" + names_[group] +
+         "): ";
 }
 
 Work CallLine::add(TurnCall call) {

@@ -21,9 +21,9 @@ struct TurnCall {
 
 /// The calls of a round robin in the order in which they were made, and the first cause of its failure.
 ///
-/// Nobody watches the groups: a failure is seen when somebody makes, polls or waits for a call, which looks at those before it first. Then the
-/// other groups are aborted with the cause, so that the other ranks see it too, whichever group they wait for.
-/// *Threads*: any.
+/// Nobody watches the groups: a failure is seen when somebody makes, polls or waits for a call, which looks at those
+/// before it first. Then the other groups are aborted with the cause, so that the other ranks see it too, whichever
+/// group they wait for. *Threads*: any.
 class CallLine : public std::enable_shared_from_this<CallLine> {
  public:
   explicit CallLine(const std::vector<std::shared_ptr<ProcessGroup>>& groups);

@@ -46,8 +46,8 @@ std::chrono::nanoseconds longest_timeout(const Groups& groups) {
   return longest;
 }
 
-// Ranks that send call i to different groups must not have it taken for another one: where a call has no name of its own, the
-// fingerprint holds its number. A table, because tags are literals.
+// Ranks that send call i to different groups must not have it taken for another one: where a call has no name of its
+// own, the fingerprint holds its number. A table, because tags are literals.
 const char* name_of_turn(std::int64_t number) {
   static const auto names = [] {
     std::array<std::string, 256> all;
@@ -94,7 +94,8 @@ Work RoundRobinGroup::call(std::optional<std::size_t> home, Options options, con
 }
 
 Work RoundRobinGroup::all_reduce(Buffer data, const AllReduceOptions& options) {
-  return call(homes_.find(data), options, [&](ProcessGroup& g, const auto& o) { return g.all_reduce(std::move(data), o); });
+  return call(homes_.find(data), options,
+              [&](ProcessGroup& g, const auto& o) { return g.all_reduce(std::move(data), o); });
 }
 
 Work RoundRobinGroup::broadcast(Buffer data, int root, const CallOptions& options) {
