@@ -1,5 +1,7 @@
 #include <pybind11/chrono.h>
 
+#include <variant>
+
 #include <unisono/companion.h>
 #include <unisono/init.h>
 #include <unisono/make_group.h>
@@ -92,11 +94,11 @@ void bind_regroup(py::module_& module, py::class_<ProcessGroup, std::shared_ptr<
   group
       .def(
           "without",
-          [](const std::shared_ptr<ProcessGroup>& self, std::vector<int> ranks, Seconds start_timeout) {
-            return destroyed_without_gil(
-                without(self, std::move(ranks), nanoseconds(start_timeout, "start_timeout")));
+          [](const std::shared_ptr<ProcessGroup>& self, std::vector<int> ranks, std::variant<Seconds, double> start_timeout) {
+            const auto limit = std::visit([](auto value) { return Seconds(value); }, start_timeout);
+            return destroyed_without_gil(without(self, std::move(ranks), nanoseconds(limit, "start_timeout")));
           },
-          py::arg("ranks"), py::arg("start_timeout") = Seconds(300), WithoutGil())
+          py::arg("ranks"), py::arg("start_timeout") = 300.0, WithoutGil())
       .def("lost_ranks", &lost_ranks, WithoutGil())
       .def_property_readonly("store", [](const ProcessGroup& self) { return store_of(self); });
   module.def(
