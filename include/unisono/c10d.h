@@ -57,5 +57,7 @@ std::optional<Meeting> meet_over_hosts(const InitOptions& options);
 
 /// A c10d store (TCPStore, FileStore, HashStore, PrefixStore) behind unisono's `Store`; keeps it alive.
 std::shared_ptr<Store> make_store(c10::intrusive_ptr<c10d::Store> store);
+/// What `make_store` was given. *Throws* `invalid_argument` for a store that did not come from there.
+c10::intrusive_ptr<c10d::Store> torch_store(const Store& store);
 
 }  // namespace unisono

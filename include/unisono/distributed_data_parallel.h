@@ -65,6 +65,13 @@ class DataParallel {
   /// their synchronisation.
   void follow(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers);
 
+  /// Goes on with another group, of other ranks perhaps, after the old one has failed or to take in new ranks: what the constructor does, in a wrapper
+  /// that lives. All ranks get the parameters and buffers of rank 0, gradients become undefined, steps are counted from 0. A
+  /// transform, an optimizer in backward and a buffer hook stay; what state they have, and the optimizer's, is the caller's to bring to all ranks.
+  /// When it throws, call it again with another group. *Collective* over the new group; newcomers construct their wrapper meanwhile. *Blocks*.
+  /// *Throws* as the constructor.
+  void set_group(std::shared_ptr<ProcessGroup> group);
+
   /// To be called before each forward of a module in training mode: brings the buffers of all ranks to one state, by
   /// `buffer_policy` or the hook, when a synchronisation has happened since the last time and gradients are being recorded.
   /// *Collective* in that case. `buffers` are the module's buffers as they are now, reassigned or resized ones included.
@@ -276,6 +283,11 @@ class DistributedDataParallel {
         std::move(options));
   }
   void finish_step() { core_.finish_step(); }
+  /// Goes on with another group; see DataParallel::set_group.
+  void set_group(std::shared_ptr<ProcessGroup> group) {
+    core_.follow_buffers(buffers_of(*module_));
+    core_.set_group(std::move(group));
+  }
   /// Before saving or evaluating: brings the buffers of all ranks to one state. *Collective*. *Blocks*.
   void sync_state() { core_.sync_state(buffers_of(*module_)); }
   void set_buffer_hook(DataParallel::BufferHook hook) { core_.set_buffer_hook(std::move(hook)); }

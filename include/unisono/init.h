@@ -16,6 +16,7 @@ struct InitOptions {
   std::shared_ptr<Store> store = nullptr;  ///< null: made from the environment
   std::chrono::nanoseconds timeout = std::chrono::minutes(30);
   std::chrono::nanoseconds start_timeout = std::chrono::minutes(5);
+  std::string prefix = "unisono";                     ///< see `GroupOptions`
   LogSink log = nullptr;  ///< nothing is said through it yet
 };
 

@@ -29,7 +29,9 @@ struct GroupOptions {
   std::shared_ptr<Store> store = nullptr;  ///< needed when size > 1, but for "mpi"
   std::chrono::nanoseconds timeout = std::chrono::minutes(30);  ///< of every call that names none
   std::chrono::nanoseconds start_timeout = std::chrono::minutes(5);  ///< for all ranks to turn up
-  std::string prefix = "unisono";  ///< of the keys in the store: one per group made on the same store
+  /// Of the keys in the store. Groups with other ranks on the same store need one each; the same ranks may use one again, and so make the next group,
+  /// whether or not the one before still lives.
+  std::string prefix = "unisono";
   LogSink log = nullptr;  ///< nothing is said through it yet
 };
 

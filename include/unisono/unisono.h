@@ -7,6 +7,8 @@
 #include <unisono/make_group.h>
 #include <unisono/parameter_averager.h>
 #include <unisono/process_group.h>
+#include <unisono/regroup.h>
+#include <unisono/round_robin.h>
 #include <unisono/stats.h>
 #include <unisono/sync_batch_norm.h>
 #include <unisono/transforms.h>

@@ -17,7 +17,6 @@ void bind_c10d(pybind11::module_& module) {
   // The classes of torch.distributed must be known before the signatures below name them.
   py::module_::import("torch.distributed");
 
-  py::class_<unisono::Store, std::shared_ptr<unisono::Store>>(module, "Store");
   module.def("make_store", &unisono::make_store, py::arg("store"),
              "A torch.distributed store as a rendezvous store of unisono.");
   module.def(
@@ -37,14 +36,16 @@ void bind_c10d(pybind11::module_& module) {
       py::arg("carriers"), py::arg("store"), WithoutGil());
   module.def(
       "meet_over_hosts",
-      [](const std::string& transport, int rank, int size, std::chrono::duration<double> start_timeout) {
+      [](const std::string& transport, int rank, int size, std::chrono::duration<double> start_timeout,
+         const std::shared_ptr<unisono::Store>& store, const std::string& prefix) {
         const auto meeting = unisono::meet_over_hosts(
-            {.transport = transport, .rank = rank, .size = size,
-             .start_timeout = std::chrono::ceil<std::chrono::nanoseconds>(start_timeout)});
+            {.transport = transport, .rank = rank, .size = size, .store = store,
+             .start_timeout = std::chrono::ceil<std::chrono::nanoseconds>(start_timeout), .prefix = prefix});
         return meeting ? std::make_tuple(meeting->store, meeting->rank, meeting->size)
                        : std::make_tuple(c10::intrusive_ptr<c10d::Store>(), 0, 1);
       },
-      py::arg("transport"), py::arg("rank"), py::arg("size"), py::arg("start_timeout"), WithoutGil());
+      py::arg("transport"), py::arg("rank"), py::arg("size"), py::arg("start_timeout"), py::arg("store").none(true),
+      py::arg("prefix"), WithoutGil());
   module.def(
       "make_group_on_store",
       [](const c10::intrusive_ptr<c10d::Store>& store, int rank, int size, std::chrono::duration<double> timeout) {

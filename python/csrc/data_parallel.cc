@@ -141,6 +141,7 @@ void bind_data_parallel(py::module_& module) {
             self.follow(named(parameters), named(buffers));
           },
           py::arg("parameters"), py::arg("buffers"), WithoutGil())
+      .def("set_group", &DataParallel::set_group, py::arg("group"), WithoutGil())
       .def("set_transform", &DataParallel::set_transform, py::arg("transform").none(true), WithoutGil())
       .def("transform", &DataParallel::transform)
       .def(

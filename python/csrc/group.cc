@@ -1,9 +1,13 @@
 #include <pybind11/chrono.h>
 
+#include <variant>
+
 #include <unisono/companion.h>
 #include <unisono/init.h>
 #include <unisono/make_group.h>
 #include <unisono/process_group.h>
+#include <unisono/regroup.h>
+#include <unisono/round_robin.h>
 
 #include "bindings.h"
 #include "reducer/torch_types.h"
@@ -86,10 +90,30 @@ void bind_calls(py::class_<ProcessGroup, std::shared_ptr<ProcessGroup>>& group) 
           py::arg("cause"), WithoutGil());
 }
 
+void bind_regroup(py::module_& module, py::class_<ProcessGroup, std::shared_ptr<ProcessGroup>>& group) {
+  group
+      .def(
+          "without",
+          [](const std::shared_ptr<ProcessGroup>& self, std::vector<int> ranks, std::variant<Seconds, double> start_timeout) {
+            const auto limit = std::visit([](auto value) { return Seconds(value); }, start_timeout);
+            return destroyed_without_gil(without(self, std::move(ranks), nanoseconds(limit, "start_timeout")));
+          },
+          py::arg("ranks"), py::arg("start_timeout") = 300.0, WithoutGil())
+      .def("lost_ranks", &lost_ranks, WithoutGil())
+      .def_property_readonly("store", [](const ProcessGroup& self) { return store_of(self); });
+  module.def(
+      "make_round_robin_group",
+      [](std::vector<std::shared_ptr<ProcessGroup>> groups) {
+        return destroyed_without_gil(make_round_robin_group(std::move(groups)));
+      },
+      py::arg("groups"), WithoutGil());
+}
+
 }  // namespace
 
 void bind_group(py::module_& module) {
   bind_work(module);
+  py::class_<Store, std::shared_ptr<Store>>(module, "Store");
   py::class_<ProcessGroup, std::shared_ptr<ProcessGroup>> group(module, "ProcessGroup");
   group.def("rank", &ProcessGroup::rank)
       .def("size", &ProcessGroup::size)
@@ -100,18 +124,22 @@ void bind_group(py::module_& module) {
                std::to_string(self.size()) + ">";
       });
   bind_calls(group);
+  bind_regroup(module, group);
 
   module.def(
       "init",
-      [](const std::string& transport, int rank, int size, Seconds timeout, Seconds start_timeout) {
+      [](const std::string& transport, int rank, int size, Seconds timeout, Seconds start_timeout,
+         const std::shared_ptr<Store>& store, const std::string& prefix) {
         return destroyed_without_gil(init({.transport = transport,
                                            .rank = rank,
                                            .size = size,
+                                           .store = store,
                                            .timeout = nanoseconds(timeout, "timeout"),
-                                           .start_timeout = nanoseconds(start_timeout, "start_timeout")}));
+                                           .start_timeout = nanoseconds(start_timeout, "start_timeout"),
+                                           .prefix = prefix}));
       },
       py::arg("transport") = "auto", py::arg("rank") = -1, py::arg("size") = -1, py::arg("timeout") = Seconds(1800),
-      py::arg("start_timeout") = Seconds(300), WithoutGil());
+      py::arg("start_timeout") = Seconds(300), py::arg("store") = py::none(), py::arg("prefix") = "unisono", WithoutGil());
   module.def("set_companion", &set_companion, py::arg("group"), py::arg("companion"));
   module.def("describe_environment", &describe_environment);
   module.def(

@@ -14,9 +14,10 @@ from unisono.buffers import BufferMethods, policy_of
 from unisono.changes import Registrations
 from unisono.changes import sparse_parameters as _sparse_embeddings
 from unisono.device import place_of, to_device
-from unisono.group import of_keywords
+from unisono.group import of_keywords, resolve
 from unisono.guard import guard_steps
 from unisono.outputs import tensors_in
+from unisono.sync_batch_norm import SyncBatchNorm
 
 
 class DistributedDataParallel(BufferMethods, torch.nn.Module):
@@ -84,7 +85,7 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
                                      options)
         self.register_load_state_dict_pre_hook(_insert_prefix)
         self.step_guard = step_guard
-        if step_guard and self.process_group.size() > 1:
+        if step_guard:
             guard_steps(self)
 
     def forward(self, *args, **kwargs):
@@ -159,6 +160,19 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
             self._core.cancel_join()
             raise
         self._core.finish_join()
+
+    def set_group(self, process_group) -> None:
+        """Goes on with another group, of other ranks perhaps, after the old one has failed or to take in new ranks: what the constructor does, in a
+        wrapper that lives. All ranks get the parameters and buffers of rank 0, `.grad` becomes None; the optimizer's state is the caller's to
+        bring to all ranks. SyncBatchNorm layers that were given the old group get the new one. Collective over the new group;
+        newcomers construct their wrapper meanwhile. When it raises, call it again with another group."""
+        group = of_keywords(process_group, None)
+        self._core.follow_buffers(list(self.module.named_buffers()))
+        self._core.set_group(group)
+        for layer in self.module.modules():
+            if isinstance(layer, SyncBatchNorm) and layer.process_group is not None and resolve(layer.process_group) is self.process_group:
+                layer.process_group = process_group
+        self.process_group = group
 
     def set_transform(self, transform: transforms.GradientTransform | None) -> None:
         """Gradients travel through `transform` from the next backward on; None: as they are. The same on all ranks."""

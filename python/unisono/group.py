@@ -12,7 +12,7 @@ from unisono import _C
 _default_group: _C.ProcessGroup | None = None
 _of_torch: WeakKeyDictionary = WeakKeyDictionary()  # one of ours per torch group: they issue its calls in one order
 _companions: WeakKeyDictionary = WeakKeyDictionary()  # the second groups, kept as long as the first
-
+_first_of_robin: WeakKeyDictionary = WeakKeyDictionary()  # what round_robin() was given first
 
 _second: WeakKeyDictionary = WeakKeyDictionary()  # how to make the second group of one that init() made over hosts
 
@@ -22,36 +22,49 @@ def _seconds(value: float | timedelta) -> timedelta:
 
 
 def init(transport: str = "auto", rank: int = -1, size: int = -1, timeout: float | timedelta = 1800.0,
-         start_timeout: float | timedelta = 300.0) -> _C.ProcessGroup:
+         start_timeout: float | timedelta = 300.0, store=None, prefix: str = "unisono") -> _C.ProcessGroup:
     """Makes this process's group from its environment: `unisono run`, torchrun, mpirun, srun, or a world of one.
 
-    `transport` is "auto" (shared memory on one host, else two levels over Gloo), "shm", "serial" or "gloo".
-    Collective; blocks until all ranks are there, at most `start_timeout` seconds. The newest group is the one that
-    `DistributedDataParallel` takes when it is given none.
+    `transport` is "auto" (shared memory on one host, else two levels over Gloo, or MPI where the launcher is MPI's and tells no address), "shm",
+    "serial", "gloo" or "mpi". The ranks meet in `store` if given (a torch.distributed store, or another group's `store`), under keys that begin with
+    `prefix`: one for each set of ranks on the same store. Collective; blocks until all ranks are there, at most `start_timeout` seconds. The newest
+    group is the one that `DistributedDataParallel` takes when it is given none.
     """
     global _default_group
-    _default_group = _init_over_hosts(transport, rank, size, _seconds(timeout), _seconds(start_timeout)) or _C.init(
-        transport, rank, size, _seconds(timeout), _seconds(start_timeout))
+    if store is not None and not isinstance(store, _C.Store):
+        store = _C.make_store(store)
+    arguments = (transport, rank, size, _seconds(timeout), _seconds(start_timeout), store, prefix)
+    over_hosts = _init_over_hosts(*arguments)
+    _default_group = _C.init(*arguments) if over_hosts is None else over_hosts
     return _default_group
 
 
-def _init_over_hosts(transport, rank, size, timeout, start_timeout) -> _C.ProcessGroup | None:
+def _init_over_hosts(transport, rank, size, timeout, start_timeout, store, prefix) -> _C.ProcessGroup | None:
     """The group of a run that spans hosts, or that asks for Gloo; else nothing."""
     if transport not in ("auto", "gloo"):
         return None
-    store, rank, size = _C.meet_over_hosts(transport, rank, size, start_timeout)
-    if store is None:
+    torch_store, rank, size = _C.meet_over_hosts(transport, rank, size, start_timeout, store, prefix)
+    if torch_store is None:
         return None
     from unisono.several_hosts import gloo_group, meet
 
     def make(name):
         if transport == "gloo":
-            return _C.from_torch(gloo_group(store, name, rank, size, timeout))
-        return meet(dist.PrefixStore(name, store), rank, size, timeout)
+            return _C.from_torch(gloo_group(torch_store, name, rank, size, timeout))
+        return meet(dist.PrefixStore(name, torch_store), rank, size, timeout)
 
     group = make("first")
     _second[group] = lambda: make("second")
     return group
+
+
+def round_robin(groups) -> _C.ProcessGroup:
+    """One group made of several groups of the same ranks, unisono's or torch.distributed's: its calls take turns, so that as many are under
+    way at once over engines that serve one at a time. Local. Nobody else may use the groups meanwhile."""
+    groups = list(groups)
+    made = _C.make_round_robin_group([resolve(group) for group in groups])
+    _first_of_robin[made] = groups[0]
+    return made
 
 
 def of_keywords(process_group, device_mesh) -> _C.ProcessGroup:
@@ -98,6 +111,9 @@ def with_companion(process_group) -> _C.ProcessGroup:
         return ours
     if ours in _second:
         set_companion(ours, _second[ours]())
+        return ours
+    if ours in _first_of_robin:
+        with_companion(_first_of_robin[ours])
         return ours
     theirs = dist.group.WORLD if process_group is None else process_group
     if isinstance(theirs, dist.ProcessGroup):

@@ -14,7 +14,9 @@ def guard_steps(ddp):
 
     def before_step(optimizer, args, kwargs):
         wrapper = reference()
-        if wrapper is None or wrapper._stepping or not wrapper.step_guard or not wrapper.has_unsynchronised_gradients():
+        if wrapper is None or wrapper._stepping or not wrapper.step_guard or wrapper.process_group.size() == 1:
+            return
+        if not wrapper.has_unsynchronised_gradients():
             return
         for group in optimizer.param_groups:
             if any(id(p) in own and p.grad is not None for p in group["params"]):

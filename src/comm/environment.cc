@@ -192,13 +192,13 @@ void read_meeting(const Reader& env, const InitOptions& options, Environment& ou
     out.meeting = Environment::Meeting::mpi;
     return;
   }
+  const Launcher* launcher = launcher_of(out.source);
+  out.several_hosts = launcher && spans_hosts(env, *launcher, out.size);
   if (options.store) {
     out.meeting = Environment::Meeting::given;
     return;
   }
   if (out.size == 1) return;
-  const Launcher* launcher = launcher_of(out.source);
-  out.several_hosts = launcher && spans_hosts(env, *launcher, out.size);
   if (auto store = env.text("UNISONO_STORE")) {
     if (!store->starts_with("file:") || store->size() == 5)
       refuse("UNISONO_STORE=" + *store + " is not understood. Write UNISONO_STORE=file:PATH.");

@@ -110,10 +110,10 @@ class Joining {
   }
 
   [[noreturn]] void claimed_twice(std::int64_t round, const ProcessIdentity& other) {
-    const std::string text = "unisono::init: rank " + std::to_string(rank_) + " of " + std::to_string(size_) + " is claimed by " +
+    const std::string text = "unisono: rank " + std::to_string(rank_) + " of " + std::to_string(size_) + " is claimed by " +
                              other.shown() + " and by " + self_.shown() +
                              ". Start each rank once; if one of them is left over from another run, end it or give this "
-                             "run a store of its own (another MASTER_PORT or UNISONO_STORE).";
+                             "run a store of its own (another MASTER_PORT or UNISONO_STORE) or a prefix of its own.";
     store_.set(round_key(round) + "/failed", text);
     if (round != round_) store_.set(round_key(round_) + "/failed", text);
     throw Error(ErrorCode::invalid_argument, text);
@@ -123,7 +123,7 @@ class Joining {
     std::string list;
     for (int peer : ranks) list += (list.empty() ? "" : ", ") + std::to_string(peer);
     throw Error(ErrorCode::timeout,
-                "unisono::init: rank " + std::to_string(rank_) + " waited " +
+                "unisono: rank " + std::to_string(rank_) + " waited " +
                     std::to_string(std::chrono::duration<double>(timeout_).count()).substr(0, 6) + " s for " +
                     std::to_string(size_) + " ranks: missing rank" + (ranks.size() > 1 ? "s " : " ") + list +
                     ". Start " + (ranks.size() > 1 ? "them" : "it") +

@@ -11,7 +11,7 @@ namespace unisono {
 ///
 /// Rank 0 opens a new *round*: it counts `rounds` up and writes who it is. The others join the newest round whose rank 0
 /// still runs and in which their own place is free; keys of a run that was killed belong to a round whose rank 0
-/// is dead and are passed over. A second `init()` in the same processes is simply the next round. Two living
+/// is dead and are passed over. A group that the same processes make again is simply the next round. Two living
 /// processes that claim one rank find each other's name in the round, write it down as the round's failure, and every rank
 /// that waits in it reads that.
 ///

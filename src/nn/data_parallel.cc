@@ -235,6 +235,28 @@ void DataParallel::follow(std::vector<NamedTensor> parameters, std::vector<Named
   s.buffers_at = -1;
 }
 
+void DataParallel::set_group(std::shared_ptr<ProcessGroup> group) {
+  if (!group) throw Error(ErrorCode::invalid_argument, "set_group: no group was given");
+  State& s = *state_;
+  try {
+    s.reducer->finish_step();  // before values are compared and brought: none may be taken later
+  } catch (const Error&) {     // why the old group failed
+  }
+  const int user = group->number_user();
+  require_same_model(describe_model(s.parameters, s.buffers, s.options), *group);
+  if (s.options.init_sync) {
+    broadcast_state(s.parameters, 0, *group, "parameters");
+    broadcast_state(s.buffers, 0, *group, "buffers");
+  }
+  for (const NamedTensor& p : s.parameters) {
+    if (p.tensor.requires_grad()) p.tensor.mutable_grad().reset();
+  }
+  s.group = std::move(group);
+  s.user = user;
+  s.wrap(0);
+  s.buffers_at = s.options.init_sync ? 0 : -1;
+}
+
 void DataParallel::begin_join(const JoinOptions& options) {
   state_->reducer->begin_join(!options.divide_by_initial_world_size, options.throw_on_early_termination);
 }

@@ -32,6 +32,8 @@ struct Transport {
   std::function<std::function<void()>(int size)> meeting = nullptr;
   /// Whether sanitizers have much to find in it; else they get fewer and smaller worlds.
   bool delicate = false;
+  /// Whether a call's data may lie in allocated memory on some ranks only.
+  bool mixes_places = true;
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Transport& t) { return out << t.name; }
@@ -75,7 +77,11 @@ Buffer buffer_of(Bytes& bytes, Dtype dtype);
 
 /// Where a rank's data lies.
 enum class Place { allocated, ordinary, mixed };
-inline constexpr Place kPlaces[] = {Place::allocated, Place::ordinary, Place::mixed};
+inline std::vector<Place> places_of(const Transport& transport) {
+  std::vector<Place> places = {Place::allocated, Place::ordinary};
+  if (transport.mixes_places) places.push_back(Place::mixed);
+  return places;
+}
 
 /// Memory of one rank to lay buffers in: part of an allocation of the group at 64-byte steps, or of the heap. Mixed is
 /// the one on even ranks and the other on odd ones.
@@ -111,7 +117,7 @@ class Contract : public ::testing::TestWithParam<Transport> {
 
 /// A seeded random sequence of mixed calls with random yields, checked against the reference; throws when anything is
 /// wrong.
-void chaos(ProcessGroup& group, std::uint64_t seed, int calls);
+void chaos(ProcessGroup& group, const std::vector<Place>& places, std::uint64_t seed, int calls);
 
 /// Transports whose ranks may be processes, by name; for the child program.
 void register_for_processes(const Transport& transport);

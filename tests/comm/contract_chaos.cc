@@ -22,7 +22,7 @@ struct Plan {
   std::uint64_t seed;
 };
 
-Plan draw(std::mt19937_64& random, int size, std::uint64_t index) {
+Plan draw(std::mt19937_64& random, const std::vector<Place>& places, int size, std::uint64_t index) {
   Plan p;
   p.kind = static_cast<Kind>(random() % 8);
   p.dtype = kDtypes[random() % kDtypes.size()];
@@ -32,7 +32,7 @@ Plan draw(std::mt19937_64& random, int size, std::uint64_t index) {
   if (p.kind == Kind::weighted) p.op = ReduceOp::sum;
   p.count = random() % 4 == 0 ? random() % 3000 : random() % 40;
   p.root = static_cast<int>(random() % static_cast<unsigned>(size));
-  p.place = kPlaces[random() % 3];
+  p.place = places[random() % places.size()];
   p.seed = index;
   return p;
 }
@@ -131,7 +131,7 @@ void finish(Running& run) {
 
 }  // namespace
 
-void chaos(ProcessGroup& group, std::uint64_t seed, int calls) {
+void chaos(ProcessGroup& group, const std::vector<Place>& places, std::uint64_t seed, int calls) {
   std::mt19937_64 common(seed), own(seed * 100 + static_cast<std::uint64_t>(group.rank()));
   Arena arena(group, 24 << 20);
   int made = 0;
@@ -140,7 +140,8 @@ void chaos(ProcessGroup& group, std::uint64_t seed, int calls) {
     std::vector<Running> running;
     for (std::uint64_t burst = 1 + common() % 20; burst > 0 && made < calls; --burst, ++made) {
       for (std::uint64_t k = own() % 4; k > 0; --k) std::this_thread::yield();
-      running.push_back(start(group, draw(common, group.size(), static_cast<std::uint64_t>(made)), arena));
+      const Plan plan = draw(common, places, group.size(), static_cast<std::uint64_t>(made));
+      running.push_back(start(group, plan, arena));
       if (own() % 3 == 0) running[own() % running.size()].work.poll();
     }
     std::shuffle(running.begin(), running.end(), own);
@@ -151,7 +152,9 @@ void chaos(ProcessGroup& group, std::uint64_t seed, int calls) {
 TEST_P(Contract, Chaos) {
   for (int size : world_sizes(GetParam())) {
     for (std::uint64_t seed : {1, 2}) {
-      run_ranks(GetParam(), size, [&](ProcessGroup& group) { chaos(group, seed, kSanitized ? 100 : 400); });
+      run_ranks(GetParam(), size, [&](ProcessGroup& group) {
+        chaos(group, places_of(GetParam()), seed, kSanitized ? 100 : 400);
+      });
     }
   }
 }

@@ -107,7 +107,7 @@ TEST_P(Contract, WithheldDataStays) {
       Arena arena(group, 1 << 20);
       for (const auto& [name, operation] : kOperations) {
         for (int withholder = 0; withholder < size; ++withholder) {
-          for (Place place : kPlaces) {
+          for (Place place : places_of(GetParam())) {
             arena.clear();
             const auto seed = static_cast<std::uint64_t>(group.rank());
             const Bytes large = make_elements(Dtype::f32, 1001 * n, seed),

@@ -65,9 +65,9 @@ std::vector<Case> cases_of(int size, const std::vector<std::size_t>& counts, con
   return cases;
 }
 
-void all_reduce_cases(ProcessGroup& group, Arena& arena, const std::vector<Case>& cases) {
+void all_reduce_cases(const Transport& transport, ProcessGroup& group, Arena& arena, const std::vector<Case>& cases) {
   for (const Case& c : cases) {
-    for (Place place : kPlaces) {
+    for (Place place : places_of(transport)) {
       arena.clear();
       Buffer data = arena.put(c.inputs[static_cast<std::size_t>(group.rank())], c.dtype, place);
       AllReduceOptions options;
@@ -90,7 +90,7 @@ TEST_P(Contract, AllReduceEveryDtypeOpCount) {
     const auto cases = cases_of(size, kCounts, kOps);
     run_ranks(GetParam(), size, [&](ProcessGroup& group) {
       Arena arena(group, 64 << 10);
-      all_reduce_cases(group, arena, cases);
+      all_reduce_cases(GetParam(), group, arena, cases);
     });
   }
 }
@@ -102,7 +102,7 @@ TEST_P(Contract, AllReduceLargerThanAChunk) {
                                   : cases_of(size, {kLarge}, {ReduceOp::sum, ReduceOp::avg});
     run_ranks(GetParam(), size, [&](ProcessGroup& group) {
       Arena arena(group, 3 << 20);
-      all_reduce_cases(group, arena, cases);
+      all_reduce_cases(GetParam(), group, arena, cases);
     });
   }
 }
@@ -118,7 +118,7 @@ TEST_P(Contract, DivideBySum) {
           std::vector<double> weights;
           for (int k = 0; k < size; ++k) weights.push_back(weight * (k + 1));
           const Bytes expected = reduce_reference(inputs, dtype, ReduceOp::sum, tree_sum(weights));
-          for (Place place : kPlaces) {
+          for (Place place : places_of(GetParam())) {
             arena.clear();
             Buffer data = arena.put(inputs[r], dtype, place);
             AllReduceOptions options;
@@ -142,7 +142,7 @@ TEST_P(Contract, Broadcast) {
       Arena arena(group, 3 << 20);
       for (const auto& [dtype, count, inputs] : all) {
         for (int root : {0, size / 2, size - 1}) {
-          for (Place place : kPlaces) {
+          for (Place place : places_of(GetParam())) {
             arena.clear();
             Buffer data = arena.put(inputs[static_cast<std::size_t>(group.rank())], dtype, place);
             group.broadcast(data, root).wait();
@@ -189,7 +189,7 @@ TEST_P(Contract, AllGather) {
       for (const Data& d : all) {
         Bytes expected;
         for (const Bytes& b : d.inputs) expected.insert(expected.end(), b.begin(), b.end());
-        for (Place place : kPlaces) all_gather_case(group, arena, d, expected, place);
+        for (Place place : places_of(GetParam())) all_gather_case(group, arena, d, expected, place);
       }
     });
   }
@@ -209,7 +209,7 @@ TEST_P(Contract, ReduceScatter) {
       Arena arena(group, 3 << 20);
       for (const Case& c : cases) {
         const std::size_t bytes = c.count / n * size_of(c.dtype);
-        for (Place place : kPlaces) {
+        for (Place place : places_of(GetParam())) {
           arena.clear();
           Buffer in = arena.put(c.inputs[r], c.dtype, place);
           Buffer out = arena.put(Bytes(bytes, 0x5a), c.dtype, place);
@@ -239,7 +239,7 @@ TEST_P(Contract, AllToAll) {
           const Bytes part = slice(b, r * bytes, bytes);
           expected.insert(expected.end(), part.begin(), part.end());
         }
-        for (Place place : kPlaces) {
+        for (Place place : places_of(GetParam())) {
           arena.clear();
           Buffer in = arena.put(inputs[r], dtype, place);
           Buffer out = arena.put(Bytes(expected.size(), 0x5a), dtype, place);

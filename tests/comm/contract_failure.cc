@@ -216,7 +216,7 @@ TEST_P(Contract, TheDeadlineNamesWhoIsMissing) {
     run_ranks(GetParam(), size, [&](ProcessGroup& group) {
       CallOptions tag;
       tag.tag = {.step = 7, .bucket = 2, .what = "gradients"};
-      group.barrier(tag).wait();
+      for (int i = 0; i < 3; ++i) group.barrier(tag).wait();  // a group of groups knows the last call of each
       if (group.rank() == 1) {
         over.meet();
         require_failure(ErrorCode::timeout, [&] { group.barrier().wait(); });

@@ -110,7 +110,7 @@ TEST_P(Contract, TwoGroupsInOppositeOrders) {
 
 TEST_P(Contract, ACallNeverWaitedForEnds) {
   if (!needs(2)) return;
-  for (Place place : kPlaces) {
+  for (Place place : places_of(GetParam())) {
     Meeting peer_done(GetParam(), 2);
     run_ranks(GetParam(), 2, [&](ProcessGroup& group) {
       Arena arena(group, 1 << 20);

@@ -43,20 +43,21 @@ void die_at_once(ProcessGroup& group) {
   require(later && later->code == ErrorCode::peer_lost, "a later call does not fail with the first cause");
 }
 
-const std::map<std::string, RankBody> kBodies = {
-    {"chaos", [](ProcessGroup& group) { chaos(group, 5, 400); }},
-    {"die", die_at_once},
+const std::map<std::string, std::function<void(const Transport&, ProcessGroup&)>> kBodies = {
+    {"chaos", [](const Transport& t, ProcessGroup& group) { chaos(group, places_of(t), 5, 400); }},
+    {"die", [](const Transport&, ProcessGroup& group) { die_at_once(group); }},
 };
 
 /// Arguments: transport, body, folder of the store, rank, size.
 int rank_process(const Arguments& a) {
   const int rank = std::stoi(a.at(3)), size = std::stoi(a.at(4));
-  const auto group = transports().at(a.at(0)).world(size, kPatience)({.rank = rank,
-                                                                      .size = size,
-                                                                      .store = std::make_shared<FolderStore>(a.at(2)),
-                                                                      .timeout = kPatience,
-                                                                      .start_timeout = kPatience});
-  kBodies.at(a.at(1))(*group);
+  const Transport& transport = transports().at(a.at(0));
+  const auto group = transport.world(size, kPatience)({.rank = rank,
+                                               .size = size,
+                                               .store = std::make_shared<FolderStore>(a.at(2)),
+                                               .timeout = kPatience,
+                                               .start_timeout = kPatience});
+  kBodies.at(a.at(1))(transport, *group);
   return 0;
 }
 

@@ -56,7 +56,7 @@ TEST(ShmStart, RankClaimedTwiceNamesBothProcessesEverywhere) {
     return error_of([&] { make_shm_group(options_in(folder.path(), 0, 2)); }, ErrorCode::invalid_argument);
   });
   FolderStore store(folder.path());
-  while (!store.get("unisono/shm/card/0/1", std::chrono::seconds(1))) {
+  while (!store.get("unisono/round/1/rank/0", std::chrono::seconds(1))) {
   }
   Child second = start_rank("shm-start-only", folder.path(), 0, 2);
   const std::string here = first.get();
@@ -64,7 +64,7 @@ TEST(ShmStart, RankClaimedTwiceNamesBothProcessesEverywhere) {
   EXPECT_EQ(second.wait(), kAsExpected);
   const std::string there = store.get("error", std::chrono::seconds(1)).value_or("none");
   for (const auto& text : {here, there}) {
-    EXPECT_TRUE(contains(text, "rank 0 is claimed by pid " + std::to_string(getpid()))) << text;
+    EXPECT_TRUE(contains(text, "rank 0 of 2 is claimed by pid " + std::to_string(getpid()))) << text;
     EXPECT_TRUE(contains(text, "and by " + second_pid)) << text;
   }
 }

@@ -1,6 +1,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <unisono/round_robin.h>
 #include <unisono/torch_backend.h>
 
 #include "comm/c10d/engine.h"
@@ -32,7 +33,23 @@ const Transport kC10d = {
     },
 };
 
+const Transport kRoundRobin = {
+    .name = "round_robin_of_2_c10d",
+    .max_ranks = 3,
+    .world = [](int, std::chrono::nanoseconds) -> Maker {
+      const c10::intrusive_ptr<c10d::Store> stores[] = {c10::make_intrusive<c10d::HashStore>(),
+                                                        c10::make_intrusive<c10d::HashStore>()};
+      return [one = stores[0], two = stores[1]](GroupOptions options) {
+        auto first = make_doubly_bridged(options, one);
+        options.prefix += "/second";
+        return make_round_robin_group({std::move(first), make_doubly_bridged(options, two)});
+      };
+    },
+    .mixes_places = false,
+};
+
 UNISONO_INSTANTIATE_CONTRACT(C10d, kC10d);
+UNISONO_INSTANTIATE_CONTRACT(RoundRobinOfC10d, kRoundRobin);
 
 }  // namespace
 }  // namespace unisono::testing

@@ -33,6 +33,13 @@ def build_parser() -> argparse.ArgumentParser:
     backend.add_argument("--ranks", type=_numbers, default=[2], metavar="N,N", help="(2)")
     backend.add_argument("--rounds", type=_positive, metavar="N", help="bursts of each call (25)")
 
+    robin = kinds.add_parser("round-robin", parents=[common], help="one Gloo group against several in turn")
+    robin.add_argument("--ranks", type=_positive, default=2, metavar="N", help="(2)")
+    robin.add_argument("--groups", type=_numbers, default=[1, 3, 5], metavar="K,K", help="groups in turn; the first is what the others are compared with (1,3,5)")
+    robin.add_argument("--model", default="mlp", choices=["mlp", "tiny", "gpt"], help="(mlp)")
+    robin.add_argument("--rounds", type=_positive, metavar="N", help="calls and steps of each (40)")
+    robin.add_argument("--rate", metavar="R", help="each rank on an emulated host behind a link of this rate, as tc takes it (root, iproute2)")
+
     step = kinds.add_parser("step", parents=[common], help="training steps of whole models")
     step.add_argument("--ranks", type=_numbers, default=[2], metavar="N,N", help="(2)")
     step.add_argument("--models", type=_names, metavar="M,M", help="mlp,tiny,gpt,params1000 (all)")
@@ -69,13 +76,14 @@ def _sizes(text: str) -> list[int]:
 
 def main(argv: list[str]) -> int:
     options = build_parser().parse_args(argv)
-    from unisono.bench import all_reduce, between_hosts, step, torch_backend
+    from unisono.bench import all_reduce, between_hosts, round_robin, step, torch_backend
     from unisono.bench.launch import BenchError
     from unisono.bench.report import Report
 
     report = Report(f"unisono bench {' '.join(argv)}")
     try:
-        {"all-reduce": all_reduce, "hosts": between_hosts, "step": step, "torch-backend": torch_backend}[options.kind].run(options, report)
+        {"all-reduce": all_reduce, "hosts": between_hosts, "round-robin": round_robin, "step": step,
+         "torch-backend": torch_backend}[options.kind].run(options, report)
     except BenchError as error:
         print(f"unisono bench: {error}", file=sys.stderr)
         return 1

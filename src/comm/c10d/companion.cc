@@ -2,6 +2,7 @@
 #include <unisono/c10d.h>
 #include <unisono/companion.h>
 #include <unisono/make_group.h>
+#include <unisono/round_robin.h>
 
 #include <algorithm>
 #include <array>
@@ -80,9 +81,10 @@ std::shared_ptr<ProcessGroup> make_second(ProcessGroup& group) {
 
 std::shared_ptr<ProcessGroup> duplicate(ProcessGroup& group) {
   if (group.name() == "shm") return make_second(group);
+  if (const auto parts = groups_of_round_robin(group); !parts.empty()) return companion(parts[0]);
   throw Error(ErrorCode::invalid_argument,
               here(group) +
-                  "only shared memory can be duplicated here. Make a second group of the same ranks "
+                  "only shared memory, and a round robin that begins with it, can be duplicated here. Make a second group of the same ranks "
                   "(torch.distributed.new_group) and give it to set_companion");
 }
 

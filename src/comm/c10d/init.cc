@@ -5,7 +5,6 @@
 
 #include "comm/c10d/meeting_place.h"
 #include "comm/environment.h"
-#include "comm/rendezvous.h"
 
 namespace unisono {
 namespace {
@@ -23,7 +22,7 @@ GroupOptions group_options(const InitOptions& options, const Environment& enviro
   out.rank = environment.rank;
   out.size = environment.size;
   out.timeout = options.timeout;
-  out.start_timeout = options.start_timeout;
+  out.prefix = options.prefix;
   out.log = options.log;
   return out;
 }
@@ -35,10 +34,35 @@ std::shared_ptr<ProcessGroup> over_mpi(const Environment& environment, const Gro
                                                ". Or set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there.");
 }
 
-// The store must outlive the group: rank 0 may host it, and a peer may still be reading its last key.
-struct GroupWithStore {
-  std::shared_ptr<Store> store;
-  std::shared_ptr<ProcessGroup> group;
+// With an address, but from C++: MPI's launchers have brought MPI along, torchrun has not.
+std::shared_ptr<ProcessGroup> over_hosts(const Environment& environment, const GroupOptions& options) {
+  if (environment.source != Environment::Source::variables && environment.source != Environment::Source::arguments)
+    return over_mpi(environment, options);
+  throw Error(ErrorCode::invalid_argument,
+              "unisono::init: the ranks (" + describe(environment) + ") are on several hosts. From C++ start them with mpirun or " +
+                  "srun and an MPI, or give DistributedDataParallel a torch group by make_c10d_group(); Python's unisono.init() takes Gloo.");
+}
+
+/// A store that goes when the ranks have met.
+class PassingStore final : public Store {
+ public:
+  explicit PassingStore(std::shared_ptr<Store> inner) : inner_(std::move(inner)) {}
+  void close() { inner_.reset(); }
+
+  void set(const std::string& key, const std::string& value) override { open().set(key, value); }
+  std::optional<std::string> get(const std::string& key, std::chrono::nanoseconds timeout) override {
+    return open().get(key, timeout);
+  }
+  std::int64_t add(const std::string& key, std::int64_t amount) override { return open().add(key, amount); }
+
+ private:
+  Store& open() const {
+    if (inner_) return *inner_;
+    throw Error(ErrorCode::invalid_argument,
+                "the launcher names no address, so the ranks of this group met in a file that is gone; start them with "
+                "MASTER_ADDR and MASTER_PORT or UNISONO_STORE=file:PATH, which stay");
+  }
+  std::shared_ptr<Store> inner_;
 };
 
 }  // namespace
@@ -49,6 +73,7 @@ std::shared_ptr<ProcessGroup> init(const InitOptions& options) {
   auto group_opts = group_options(options, environment);
   if (options.log) options.log(LogLevel::info, "init: " + describe(environment));
   if (environment.meeting == Environment::Meeting::mpi) return over_mpi(environment, group_opts);
+  if (environment.several_hosts && options.transport == "auto") return over_hosts(environment, group_opts);
   if (environment.size == 1) return make_group(options.transport, group_opts);
 
   auto place = open_meeting_place(environment, options.start_timeout);
@@ -56,16 +81,17 @@ std::shared_ptr<ProcessGroup> init(const InitOptions& options) {
   const auto left = [&] {
     return std::max<std::chrono::nanoseconds>(options.start_timeout - (Clock::now() - begin), std::chrono::nanoseconds(0));
   };
-  group_opts.store = place.store;
-  group_opts.prefix = join_round(*place.store, environment.rank, environment.size, "unisono", left()) + "/group";
+  const bool passing = environment.meeting == Environment::Meeting::job_file;
+  const auto file = passing ? std::make_shared<PassingStore>(place.store) : nullptr;
+  group_opts.store = passing ? file : place.store;
   group_opts.start_timeout = std::max<std::chrono::nanoseconds>(left(), std::chrono::seconds(1));
   auto group = make_group(options.transport, group_opts);
-  if (environment.meeting == Environment::Meeting::job_file) {
+  if (passing) {
     group->barrier().wait();  // nobody reads the file any more when rank 0 removes it
+    file->close();
     place.cleanup.reset();
   }
-  auto kept = std::make_shared<GroupWithStore>(GroupWithStore{std::move(place.store), std::move(group)});
-  return {kept, kept->group.get()};
+  return group;
 }
 
 std::string describe_environment() {

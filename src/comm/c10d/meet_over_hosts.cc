@@ -16,11 +16,12 @@ std::optional<Meeting> meet_over_hosts(const InitOptions& options) {
   const auto environment = read_environment(options, process_environment());
   if (environment.size == 1 || environment.meeting == Environment::Meeting::mpi ||
       !(environment.several_hosts || options.transport == "gloo")) return std::nullopt;
-  const auto place = open_meeting_place(environment, options.start_timeout);
+  auto place = open_meeting_place(environment, options.start_timeout);
+  if (options.store) place.store = options.store;
   const auto left = std::max<std::chrono::nanoseconds>(options.start_timeout - (std::chrono::steady_clock::now() - begin),
                                                        std::chrono::seconds(1));
-  const std::string round = join_round(*place.store, environment.rank, environment.size, "unisono", left);
-  return Meeting{c10::make_intrusive<c10d::PrefixStore>(round, place.torch_store), environment.rank, environment.size};
+  const std::string round = join_round(*place.store, environment.rank, environment.size, options.prefix, left);
+  return Meeting{c10::make_intrusive<c10d::PrefixStore>(round, torch_store(*place.store)), environment.rank, environment.size};
 }
 
 }  // namespace unisono

@@ -147,10 +147,7 @@ c10::intrusive_ptr<c10d::Store> open_file(const std::string& path) {
   }
 }
 
-MeetingPlace as_place(c10::intrusive_ptr<c10d::Store> store) {
-  auto ours = make_store(store);
-  return {std::move(ours), std::move(store), nullptr};
-}
+MeetingPlace as_place(c10::intrusive_ptr<c10d::Store> store) { return {make_store(std::move(store)), nullptr}; }
 
 MeetingPlace open_job_file(const Environment& environment) {
   const std::string directory = private_job_directory(environment.job);

@@ -4,8 +4,6 @@
 #include <memory>
 #include <string>
 
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include "comm/environment.h"
 
 namespace unisono {
@@ -13,7 +11,6 @@ namespace unisono {
 /// The store an environment names, and what has to go away with it.
 struct MeetingPlace {
   std::shared_ptr<Store> store;
-  c10::intrusive_ptr<c10d::Store> torch_store;  ///< the same
   std::shared_ptr<void> cleanup;  ///< removes the job's private directory; rank 0 lets go of it when all ranks are there
 };
 

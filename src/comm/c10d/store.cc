@@ -67,9 +67,15 @@ class C10dStore final : public Store {
   }
 
   c10::intrusive_ptr<c10d::Store> store_;
+  friend c10::intrusive_ptr<c10d::Store> unisono::torch_store(const Store& store);
 };
 
 }  // namespace
+
+c10::intrusive_ptr<c10d::Store> torch_store(const Store& store) {
+  if (const auto* ours = dynamic_cast<const C10dStore*>(&store)) return ours->store_;
+  throw Error(ErrorCode::invalid_argument, "between hosts ranks need a store of torch.distributed to meet in, and this is none");
+}
 
 std::shared_ptr<Store> make_store(c10::intrusive_ptr<c10d::Store> store) {
   if (!store) throw Error(ErrorCode::invalid_argument, "make_store: no store was given");

@@ -16,20 +16,15 @@
 namespace unisono::shm {
 namespace {
 
-// Each rank *claims* its number by counting up `claim/RANK`; the n-th claimant of a rank writes a *card* to
-// `card/RANK/n`: who it is and where its memory lies, or why it cannot start. A store may hold cards of an earlier run
-// that was killed: cards of processes that have ended are passed over. Two living claimants of a rank are an error; the
-// later one writes it on its card, and everybody who still waits reads it there.
+// The ranks have met in a round (see comm/rendezvous.h), whose keys nobody else uses. Each writes a *card* to `card/RANK`: who it is
+// and where its memory lies, or why it cannot start; everybody who still waits reads that there.
 
 constexpr std::chrono::milliseconds kSlice{50};
-// A process that failed and is gone belongs to this start when it wrote its card less than this (ns) before we began.
-constexpr std::int64_t kSameStart = 5'000'000'000;
 
 struct Card {
   std::string failure;  ///< empty: ready
   int size = 0;
   ProcessIdentity process;
-  std::int64_t written_ns = 0;  ///< host clock
   int control_fd = -1;
   int staging_fd = -1;
   int inbox_fd = -1;
@@ -43,8 +38,8 @@ struct Card {
 std::string write(const Card& c) {
   std::ostringstream out;
   out << c.process.to_string() << '\n'
-      << c.size << ' ' << c.written_ns << ' ' << c.control_fd << ' ' << c.staging_fd << ' ' << c.inbox_fd << ' '
-      << c.control << ' ' << c.staging << ' ' << c.inbox << '\n'
+      << c.size << ' ' << c.control_fd << ' ' << c.staging_fd << ' ' << c.inbox_fd << ' ' << c.control << ' ' << c.staging
+      << ' ' << c.inbox << '\n'
       << c.failure;
   return out.str();
 }
@@ -55,7 +50,7 @@ Card read(const std::string& text) {
   std::getline(in, line);
   Card c;
   c.process = ProcessIdentity::parse(line);
-  in >> c.size >> c.written_ns >> c.control_fd >> c.staging_fd >> c.inbox_fd >> c.control >> c.staging >> c.inbox;
+  in >> c.size >> c.control_fd >> c.staging_fd >> c.inbox_fd >> c.control >> c.staging >> c.inbox;
   in.ignore();
   std::getline(in, c.failure);
   return c;
@@ -65,26 +60,21 @@ class Bootstrap {
  public:
   explicit Bootstrap(const GroupOptions& options)
       : options_(options),
-        started_ns_(now_ns()),
-        deadline_ns_(started_ns_ + options.start_timeout.count()),
-        cards_(static_cast<std::size_t>(options.size)),
-        last_failures_(static_cast<std::size_t>(options.size)) {}
+        deadline_ns_(now_ns() + options.start_timeout.count()),
+        cards_(static_cast<std::size_t>(options.size)) {}
 
   Attachment run() {
     if (!options_.store) return run_alone();
-    const std::int64_t number = options_.store->add(key("claim", options_.rank), 1);
     mine_.size = options_.size;
     mine_.process = ProcessIdentity::self();
-    mine_.written_ns = now_ns();
     try {
-      refuse_second_claim(number);
       make_own_memory();
     } catch (const Error& e) {
       mine_.failure = e.what();
-      options_.store->set(key("card", options_.rank, number), write(mine_));
+      options_.store->set(key(options_.rank), write(mine_));
       throw;
     }
-    options_.store->set(key("card", options_.rank, number), write(mine_));
+    options_.store->set(key(options_.rank), write(mine_));
     gather_cards();
     return map_all();
   }
@@ -99,30 +89,10 @@ class Bootstrap {
     return map_all();
   }
 
-  std::string key(const char* what, int rank, std::int64_t number = 0) const {
-    std::string text = options_.prefix + "/shm/" + what + "/" + std::to_string(rank);
-    return number > 0 ? text + "/" + std::to_string(number) : text;
-  }
+  std::string key(int rank) const { return options_.prefix + "/shm/card/" + std::to_string(rank); }
   std::string here() const {
     return "unisono shm group, rank " + std::to_string(options_.rank) + " of " + std::to_string(options_.size) +
            ", start: ";
-  }
-
-  std::optional<Card> card(int rank, std::int64_t number, std::chrono::nanoseconds patience) {
-    const auto text = options_.store->get(key("card", rank, number), patience);
-    return text ? std::optional<Card>(read(*text)) : std::nullopt;
-  }
-
-  void refuse_second_claim(std::int64_t number) {
-    for (std::int64_t before = 1; before < number; ++before) {
-      const auto other = card(options_.rank, before, kSlice);
-      if (!other || !other->failure.empty() || !other->process.alive()) continue;
-      throw Error(ErrorCode::invalid_argument,
-                  here() + "rank " + std::to_string(options_.rank) + " is claimed by " + other->process.shown() +
-                      " and by " + mine_.process.shown() +
-                      ". Every process needs its own rank, and every group on one store its own prefix ('" +
-                      options_.prefix + "')");
-    }
   }
 
   void make_own_memory() {
@@ -153,25 +123,17 @@ class Bootstrap {
     mine_.inbox = reinterpret_cast<std::uintptr_t>(&inbox_);
   }
 
-  // Looks at the cards of `rank`, waiting at most `patience` for one that is not there yet. Throws when one tells of a
-  // failure.
+  // Looks at the card of `rank`, waiting at most `patience` for it. Throws when it tells of a failure.
   void look_for(int rank, std::chrono::nanoseconds patience) {
-    auto& found = cards_[static_cast<std::size_t>(rank)];
-    const std::int64_t claims = options_.store->add(key("claim", rank), 0);
-    for (std::int64_t n = 1; n <= std::max<std::int64_t>(claims, 1); ++n) {
-      const bool last = n >= claims;
-      const auto c = card(rank, n, last && !found ? patience : std::chrono::milliseconds(1));
-      if (!c) continue;
-      const bool alive = c->process.alive();
-      if (!c->failure.empty()) last_failures_[static_cast<std::size_t>(rank)] = c->failure;
-      if (!c->failure.empty() && (alive || c->written_ns >= started_ns_ - kSameStart)) {
-        throw Error(ErrorCode::invalid_argument, here() + "rank " + std::to_string(rank) + ", " + c->process.shown() +
-                                                     ", cannot start: " + c->failure);
-      }
-      if (!alive || !c->failure.empty() || found) continue;
-      check_neighbour(rank, *c);
-      found = c;
+    const auto text = options_.store->get(key(rank), patience);
+    if (!text) return;
+    const Card c = read(*text);
+    if (!c.failure.empty()) {
+      throw Error(ErrorCode::invalid_argument, here() + "rank " + std::to_string(rank) + ", " + c.process.shown() +
+                                                   ", cannot start: " + c.failure);
     }
+    check_neighbour(rank, c);
+    cards_[static_cast<std::size_t>(rank)] = c;
   }
 
   void check_neighbour(int rank, const Card& c) const {
@@ -192,25 +154,20 @@ class Bootstrap {
     do {
       missing.clear();
       for (int r = 0; r < options_.size; ++r) {
-        look_for(r, missing.empty() ? kSlice : std::chrono::milliseconds(1));
+        if (!cards_[static_cast<std::size_t>(r)]) look_for(r, missing.empty() ? kSlice : std::chrono::milliseconds(1));
         if (!cards_[static_cast<std::size_t>(r)]) missing.push_back(r);
       }
-      if (!missing.empty() && now_ns() > deadline_ns_) fail_missing(missing, "missing");
+      if (!missing.empty() && now_ns() > deadline_ns_) fail_missing(missing);
     } while (!missing.empty());
   }
 
-  [[noreturn]] void fail_missing(const std::vector<int>& ranks, const char* word) const {
+  [[noreturn]] void fail_missing(const std::vector<int>& ranks) const {
     std::string list;
-    std::string failures;
-    for (const int r : ranks) {
-      list += (list.empty() ? "" : ", ") + std::to_string(r);
-      const std::string& failure = last_failures_[static_cast<std::size_t>(r)];
-      if (!failure.empty()) failures += " Rank " + std::to_string(r) + " failed some time before: " + failure;
-    }
-    throw Error(ErrorCode::timeout, here() + word + (ranks.size() == 1 ? " rank " : " ranks ") + list + " after " +
+    for (const int r : ranks) list += (list.empty() ? "" : ", ") + std::to_string(r);
+    throw Error(ErrorCode::timeout, here() + (ranks.size() == 1 ? "rank " : "ranks ") + list +
+                                        " came and then did not show memory within " +
                                         std::to_string(options_.start_timeout.count() / 1'000'000) +
-                                        " ms. Was every rank started, with the same store and prefix ('" +
-                                        options_.prefix + "')?" + failures);
+                                        " ms. Look there for an error.");
   }
 
   std::shared_ptr<Mapping> map_one(const Card& c, std::uintptr_t address, int fd, std::size_t bytes) const {
@@ -256,7 +213,6 @@ class Bootstrap {
                                                 processes[static_cast<std::size_t>(r)].shown() +
                                                 ", died while the ranks were starting");
         }
-        look_for(r, std::chrono::milliseconds(1));
       }
       if (now_ns() > deadline_ns_) {
         throw Error(ErrorCode::timeout, here() + "only " + std::to_string(head.attached.load()) + " of " +
@@ -270,14 +226,12 @@ class Bootstrap {
   }
 
   const GroupOptions& options_;
-  const std::int64_t started_ns_;
   const std::int64_t deadline_ns_;
   Card mine_;
   std::shared_ptr<Mapping> control_;
   std::shared_ptr<Mapping> staging_;
   std::shared_ptr<Mapping> inbox_;
   std::vector<std::optional<Card>> cards_;
-  std::vector<std::string> last_failures_;  ///< of earlier claimants
 };
 
 }  // namespace

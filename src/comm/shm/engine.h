@@ -41,6 +41,8 @@ class Engine : public std::enable_shared_from_this<Engine> {
   void drive_a_little(std::int64_t ns, const Call* waited = nullptr);
 
   const Peers& peers() const { return peers_; }
+  /// Ranks that have died or left by now.
+  std::vector<int> lost() const;
   const std::shared_ptr<Allocations>& allocations() const { return allocations_; }
   /// The same on all ranks, when called once by all ranks after the same call.
   std::uint64_t new_allocation_id() { return allocations_made_.fetch_add(1) + 1; }

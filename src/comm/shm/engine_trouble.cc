@@ -81,6 +81,14 @@ void Engine::look_at_peers(std::int64_t now) {
   gone_ = gone;
 }
 
+std::vector<int> Engine::lost() const {
+  std::vector<int> ranks;
+  for (int r = 0; r < team_.size; ++r) {
+    if (r != team_.rank && (team_.segment.words(r).left.load() != 0 || !peers_.process(r).alive())) ranks.push_back(r);
+  }
+  return ranks;
+}
+
 bool Engine::look_at_head(Call& head, std::int64_t now) {
   if (head.stage_ == Stage::queued || head.stage_ == Stage::entered) {
     return gone_ != 0 && give_up(head, ErrorCode::peer_lost, lost_text(head));

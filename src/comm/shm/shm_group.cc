@@ -8,10 +8,13 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/clock.h"
 #include "comm/arguments.h"
+#include "comm/rendezvous.h"
 #include "comm/shm/engine.h"
 #include "comm/shm/mailbox.h"
 #include "comm/shm/room.h"
+#include "comm/stored_group.h"
 
 namespace unisono {
 namespace {
@@ -23,11 +26,11 @@ using shm::Mapping;
 using shm::Operation;
 using shm::Request;
 
-class ShmGroup final : public ProcessGroup, public PointToPoint {
+class ShmGroup final : public StoredGroup, public PointToPoint {
  public:
-  ShmGroup(const GroupOptions& options, std::shared_ptr<shm::Engine> engine, std::shared_ptr<shm::Mailbox> mailbox)
-      : ProcessGroup(options.rank, options.size, "shm", options.timeout), engine_(std::move(engine)),
-        mailbox_(std::move(mailbox)) {}
+  ShmGroup(const GroupOptions& options, const std::string& place, std::shared_ptr<shm::Engine> engine,
+           std::shared_ptr<shm::Mailbox> mailbox)
+      : StoredGroup(options, "shm", place), engine_(std::move(engine)), mailbox_(std::move(mailbox)) {}
   ~ShmGroup() override {
     mailbox_->close();
     engine_->close();
@@ -75,6 +78,7 @@ class ShmGroup final : public ProcessGroup, public PointToPoint {
   Buffer allocate(std::size_t bytes) override;
 
   void abort(const Error& cause) override { engine_->abort(cause); }
+  std::vector<int> lost() const override { return engine_->lost(); }
 
   std::shared_ptr<Message> send(Buffer data, int to, std::int64_t tag, std::chrono::nanoseconds timeout) override {
     check_message(*this, "send", data, to, false, timeout);
@@ -212,10 +216,17 @@ std::shared_ptr<ProcessGroup> make_shm_group(const GroupOptions& options, const 
     throw Error(ErrorCode::invalid_argument, "unisono shm group, rank " + std::to_string(options.rank) + " of " +
                                                  std::to_string(options.size) + ": " + reason);
   }
-  const shm::Attachment attachment = shm::attach(options);
+  GroupOptions joined = options;
+  if (options.store) {
+    const std::int64_t begin = now_ns();
+    joined.prefix = join_round(*options.store, options.rank, options.size, options.prefix, options.start_timeout);
+    const std::chrono::nanoseconds left = options.start_timeout - std::chrono::nanoseconds(now_ns() - begin);
+    joined.start_timeout = std::max<std::chrono::nanoseconds>(left, std::chrono::seconds(1));
+  }
+  const shm::Attachment attachment = shm::attach(joined);
   auto engine = std::make_shared<shm::Engine>("shm", options.rank, attachment, shm_options.eager_progress);
   engine->start();
-  return std::make_shared<ShmGroup>(options, std::move(engine),
+  return std::make_shared<ShmGroup>(options, options.store ? joined.prefix : "", std::move(engine),
                                     std::make_shared<shm::Mailbox>("shm", options.rank, attachment));
 }
 
