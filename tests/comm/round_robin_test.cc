@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/fake/fake_group.h"
+#include "comm/round_robin/homes.h"
 #include "comm/shm/shm_group.h"
 #include "comm/test_store.h"
 
@@ -79,6 +80,18 @@ TEST(RoundRobin, MemoryStaysWithTheGroupThatAllocatedIt) {
       EXPECT_EQ(call.offset, 64u);
     }
   }
+}
+
+TEST(RoundRobin, OrdinaryMemoryInTheSamePlaceHasNoHome) {
+  std::vector<float> data(8);
+  auto owner = std::make_shared<int>();
+  Homes homes;
+  homes.add({.data = data.data(), .count = 32, .dtype = Dtype::u8, .owner = owner}, 1);
+  EXPECT_EQ(homes.find(floats(data)), 1u);
+  EXPECT_EQ(homes.find({.data = data.data() + 1, .count = 8}), std::nullopt) << "only a part of it lies inside";
+  EXPECT_EQ(homes.find({.data = data.data(), .count = 0}), std::nullopt);
+  owner.reset();
+  EXPECT_EQ(homes.find(floats(data)), std::nullopt);
 }
 
 TEST(RoundRobin, MemoryThatWasGivenBackIsForgotten) {

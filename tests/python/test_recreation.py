@@ -119,7 +119,7 @@ def ranks():
 
 
 def done_lines(ended):
-    for code, lines, err in ended:
+    for code, _, err in ended:
         assert code == 0, err
     return [lines[-1].split() for _, lines, _ in ended]
 
