@@ -58,4 +58,7 @@ say "Python packages"
 # Nice to have: without them the rest works.
 echo '#include <gtest/gtest.h>' | compiles || apt_install libgtest-dev ||
   say "GoogleTest is missing, so the C++ tests are left out (Debian: apt-get install libgtest-dev)"
+compiles_mpi() { command -v mpicxx >/dev/null && echo '#include <mpi.h>' | mpicxx -x c++ -fsyntax-only - 2>/dev/null; }
+compiles_mpi || apt_install libopenmpi-dev openmpi-bin ||
+  say "MPI is missing, so the transport mpi is left out (Debian: apt-get install libopenmpi-dev openmpi-bin)"
 say "done"

@@ -1,5 +1,6 @@
 #include "mpi/scenes.h"
 
+#include <dlfcn.h>
 #include <unisono/make_group.h>
 
 #include <chrono>
@@ -9,6 +10,7 @@
 #include <thread>
 
 #include "comm/contract.h"
+#include "comm/mpi/engine.h"
 
 namespace unisono::testing {
 namespace {
@@ -62,11 +64,31 @@ void killed(ProcessGroup& group) {
   tell(group, [&] { group.all_reduce({data.data(), data.size(), Dtype::f32}, options).wait(); });
 }
 
+// What the arguments' checks keep from MPI otherwise.
+void error(ProcessGroup& group) {
+  MpiLibrary& library = MpiLibrary::instance();
+  MpiEngine engine(library, library.world(), {});
+  float x = 0;
+  tell(group, [&] { engine.start({Operation::broadcast, {.data = &x, .count = 1}, {}, ReduceOp::sum, 99}, std::chrono::seconds(1)); });
+}
+
+// The program itself starts MPI, too modestly. Both ABIs have 1 for MPI_THREAD_FUNNELED.
+void start_funneled() {
+  MpiLibrary::why_not();  // loads MPI
+  const auto init = reinterpret_cast<int (*)(int*, char***, int, int*)>(dlsym(RTLD_DEFAULT, "MPI_Init_thread"));
+  int provided = 0;
+  require(init != nullptr && init(nullptr, nullptr, 1, &provided) == 0, "MPI_Init_thread");
+}
+
 }  // namespace
 
 int play(const std::string& name) try {
-  const std::map<std::string, RankBody> scenes = {{"sum", sum}, {"mismatch", mismatch}, {"absent", absent}, {"killed", killed}};
-  const auto group = make_group("mpi", {.timeout = std::chrono::seconds(20), .start_timeout = std::chrono::seconds(20)});
+  if (name == "funneled") start_funneled();
+  const std::map<std::string, RankBody> scenes = {{"sum", sum}, {"mismatch", mismatch}, {"absent", absent},
+                                                 {"killed", killed}, {"error", error}, {"funneled", sum}, {"another_size", sum}};
+  GroupOptions options{.timeout = std::chrono::seconds(20), .start_timeout = std::chrono::seconds(20)};
+  if (name == "another_size") options.size = 3;
+  const auto group = make_group("mpi", options);
   scenes.at(name)(*group);
   return 0;
 } catch (const std::exception& error) {

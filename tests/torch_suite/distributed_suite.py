@@ -72,6 +72,11 @@ class TorchSuite(distributed_test.TestDistBackend, base):
         with cpu_for_gpu.OnCpu() if CPU_FOR_GPU else contextlib.nullcontext():
             super().run_test(test_name, parent_pipe)
 
+    def _check_return_codes(self, fn, elapsed_time):
+        super()._check_return_codes(fn, elapsed_time)  # looks at the first process only, if none raised
+        if fn not in self.skip_return_code_checks:
+            self.assertEqual({process.exitcode for process in self.processes}, {self.processes[0].exitcode})
+
     def tearDown(self):
         processes = self.processes
         super().tearDown()

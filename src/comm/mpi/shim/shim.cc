@@ -56,8 +56,10 @@ class Blocks {
   MPI_Datatype type_ = MPI_DATATYPE_NULL;
 };
 
+// The MPI that answers may be another than the one whose mpi.h this was compiled with, and its text longer.
 int library(char* text, int size) {
-  std::vector<char> all(MPI_MAX_LIBRARY_VERSION_STRING + 1);
+  constexpr std::size_t kLongest = 16 * 1024;
+  std::vector<char> all(kLongest);
   int length = 0;
   const int code = MPI_Get_library_version(all.data(), &length);
   std::strncpy(text, all.data(), static_cast<std::size_t>(size - 1));
