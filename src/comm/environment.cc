@@ -6,6 +6,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/sha256.h"
 #include "comm/process_identity.h"
 
 namespace unisono {
@@ -214,6 +215,19 @@ void read_meeting(const Reader& env, const InitOptions& options, Environment& ou
          "free port, or UNISONO_STORE=file:PATH.");
 }
 
+// Ranks with another job or secret use other keys of the store, and never meet. Nobody reads a secret from a key.
+std::string circle_of(const Reader& env) {
+  std::string circle;
+  if (const auto job = env.text("UNISONO_JOB")) circle = "job " + *job + "/";
+  if (const auto secret = env.text("UNISONO_SECRET")) {
+    Sha256 hash;
+    const std::string salted = "unisono secret " + *secret;
+    hash.update(salted.data(), salted.size());
+    circle += "secret " + hash.hex() + "/";
+  }
+  return circle;
+}
+
 }  // namespace
 
 Lookup process_environment() {
@@ -228,6 +242,7 @@ Environment read_environment(const InitOptions& options, const Lookup& lookup) {
   Environment out;
   read_identity(env, options, out);
   read_meeting(env, options, out);
+  out.circle = circle_of(env);
   return out;
 }
 

@@ -57,6 +57,10 @@ std::shared_ptr<ProcessGroup> make_group(const std::string& transport, const Gro
     reasons += std::string(reasons.empty() ? "" : "; ") + candidate.name + ": " + reason;
   }
   if (!reasons.empty()) refuse(options, "no transport can serve this group. " + reasons);
+  if (transport == "gloo" || transport == "nccl") {
+    refuse(options, transport + " comes through torch, whose headers for it are not installed with it: use make_c10d_group(a torch group) from C++, " +
+                        "unisono.init(\"gloo\") or a process_group from Python, or the transport mpi");
+  }
   refuse(options, "unknown transport '" + transport + "'; this build has auto, " + names);
 }
 

@@ -127,7 +127,7 @@ class Joining {
                     std::to_string(std::chrono::duration<double>(timeout_).count()).substr(0, 6) + " s for " +
                     std::to_string(size_) + " ranks: missing rank" + (ranks.size() > 1 ? "s " : " ") + list +
                     ". Start " + (ranks.size() > 1 ? "them" : "it") +
-                    " with the same store, lower the world size, or raise start_timeout.");
+                    " with the same store (and UNISONO_JOB and UNISONO_SECRET, where set), lower the world size, or raise start_timeout.");
   }
 
   Store& store_;

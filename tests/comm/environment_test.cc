@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <set>
 
 namespace unisono {
 namespace {
@@ -150,6 +151,20 @@ TEST(Environment, SlurmsNodeListTellsTheFirstHost) {
     EXPECT_EQ(e.port, 30'000 + 1234567 % 20'000);
     EXPECT_TRUE(e.several_hosts);
   }
+}
+
+TEST(Environment, AnotherJobOrSecretMeetsElsewhere) {
+  const Variables plain{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"UNISONO_STORE", "file:/x"}};
+  EXPECT_EQ(read(plain).circle, "");
+  std::set<std::string> circles;
+  for (const Variables& more : {Variables{{"UNISONO_JOB", "7"}}, Variables{{"UNISONO_JOB", "8"}}, Variables{{"UNISONO_SECRET", "s"}},
+                                Variables{{"UNISONO_SECRET", "t"}}, Variables{{"UNISONO_JOB", "7"}, {"UNISONO_SECRET", "s"}}}) {
+    Variables v = plain;
+    v.insert(more.begin(), more.end());
+    circles.insert(read(v).circle);
+    EXPECT_EQ(read(v).circle.find("s/"), std::string::npos) << "the secret itself is in no key";
+  }
+  EXPECT_EQ(circles.size(), 5u);
 }
 
 TEST(Environment, OneHostDoesNotNeedMpi) {

@@ -213,3 +213,30 @@ def coalesced():
 def test_coalesced(on_ranks):
     for gathered, sums in on_ranks(2, coalesced, group=False):
         assert gathered == [[1.0, 10.0], [2.0, 11.0]] and sums == [3.0, 21.0]
+
+
+def different_sizes():
+    with torch_group("unisono"):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        outputs = [torch.zeros(r + 1) for r in range(size)]
+        dist.all_gather(outputs, torch.full((rank + 1,), float(rank)))
+        own = torch.zeros(rank + 1)
+        dist.reduce_scatter(own, [torch.full((r + 1,), float(rank + r)) for r in range(size)])
+        return [t.tolist() for t in outputs], own.tolist()
+
+
+def test_lists_of_different_sizes(on_ranks):
+    for rank, (gathered, own) in enumerate(on_ranks(3, different_sizes, group=False)):
+        assert gathered == [[0.0], [1.0] * 2, [2.0] * 3] and own == [3.0 + 3 * rank] * (rank + 1)
+
+
+def profiled():
+    with torch_group("unisono"):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            dist.all_reduce(torch.ones(3))
+            dist.barrier()
+        return [event.name for event in profile.events() if "unisono" in event.name]
+
+
+def test_profiles_show_the_calls(on_ranks):
+    assert on_ranks(2, profiled, group=False) == [["unisono:all_reduce"]] * 2

@@ -22,7 +22,7 @@ GroupOptions group_options(const InitOptions& options, const Environment& enviro
   out.rank = environment.rank;
   out.size = environment.size;
   out.timeout = options.timeout;
-  out.prefix = options.prefix;
+  out.prefix = environment.circle + options.prefix;
   out.log = options.log;
   return out;
 }

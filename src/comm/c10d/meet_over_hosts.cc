@@ -20,7 +20,7 @@ std::optional<Meeting> meet_over_hosts(const InitOptions& options) {
   if (options.store) place.store = options.store;
   const auto left = std::max<std::chrono::nanoseconds>(options.start_timeout - (std::chrono::steady_clock::now() - begin),
                                                        std::chrono::seconds(1));
-  const std::string round = join_round(*place.store, environment.rank, environment.size, options.prefix, left);
+  const std::string round = join_round(*place.store, environment.rank, environment.size, environment.circle + options.prefix, left);
   return Meeting{c10::make_intrusive<c10d::PrefixStore>(round, torch_store(*place.store)), environment.rank, environment.size};
 }
 

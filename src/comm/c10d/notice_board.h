@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,25 +12,24 @@
 
 namespace unisono {
 
-/// Notices through the group's store. A store that is gone says nothing.
+/// Notices through the group's store. A TCPStore behind a link that is cut answers nothing and says nothing, for minutes; so a
+/// thread of its own, "uni-notices", talks to it, and nobody waits for that longer than `kPatience`. The thread starts with the first
+/// notice; one that still hears nothing when the board goes is left to end by itself.
 class StoreNoticeBoard final : public NoticeBoard {
  public:
   /// `store` may be null. Takes a connection of its own at the first use.
   StoreNoticeBoard(c10::intrusive_ptr<c10d::Store> store, int rank, int size);
+  ~StoreNoticeBoard() override;
 
   void post_failure(const Error& cause) noexcept override;
   std::optional<Error> failure() noexcept override;
   void post_waiting(std::int64_t sequence) noexcept override;
   std::vector<int> absent(std::int64_t sequence) noexcept override;
+  std::string silence() noexcept override;
 
  private:
-  std::string key(const std::string& name) const { return prefix_ + name; }
-
-  c10::intrusive_ptr<c10d::Store> store_;
-  int rank_;
-  int size_;
-  std::string prefix_;
-  bool own_connection_ = false;
+  struct Talk;
+  std::shared_ptr<Talk> talk_;
 };
 
 }  // namespace unisono

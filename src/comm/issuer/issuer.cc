@@ -100,7 +100,10 @@ void Issuer::run() {
     }
     if (!submitted_.empty()) moved_ = Clock::now();
     signal_->raised = false;
-    for (auto& call : submitted_) waiting_.push_back(std::move(call));
+    for (auto& call : submitted_) {
+      newest_ = call->header.sequence;
+      waiting_.push_back(std::move(call));
+    }
     submitted_.clear();
     const auto cause = cause_;
     if (!cause && stop_ && idle()) return;

@@ -99,7 +99,8 @@ class Issuer {
   std::vector<EngineOp> abandoned_;  // of failed calls: the engine may still use their memory
   IssuedCall::Clock::time_point looked_;
   IssuedCall::Clock::time_point moved_;  // when something last began or ended
-  std::int64_t posted_sequence_ = -1;
+  std::int64_t newest_ = -1;           // call that was made here
+  std::int64_t posted_sequence_ = -1;  // the newest when this rank last said that it waits
   std::string last_entered_;  // the newest call that every rank has entered
   std::thread thread_;
 };

@@ -34,9 +34,7 @@ void Issuer::look_around() {
   }
   looked_ = now;
   if (auto failure = posted_failure()) throw *failure;
-  if (board_ && !waiting_.empty() &&
-      std::exchange(posted_sequence_, waiting_[0]->header.sequence) != waiting_[0]->header.sequence)
-    board_->post_waiting(posted_sequence_);
+  if (board_ && std::exchange(posted_sequence_, newest_) != newest_) board_->post_waiting(newest_);
   const auto check = [&](const CallPtr& call) {
     if (now > call->deadline + engine_->info().grace) throw overdue(*call, "");
   };
@@ -74,9 +72,13 @@ void Issuer::fail_all(const Error& cause) {
 Error Issuer::overdue(const IssuedCall& call, const std::string& engine_text) {
   const double seconds = std::chrono::duration<double>(call.timeout).count();
   std::string text = describe_(call) + ": not ended after " + std::to_string(seconds).substr(0, 6) + " s: ";
-  const auto absent = call.phase == IssuedCall::Phase::data || !board_ ? std::vector<int>{} : board_->absent(call.header.sequence);
+  const auto absent = board_ ? board_->absent(call.header.sequence) : std::vector<int>{};
+  const std::string silence = board_ ? board_->silence() : "";
   if (absent.empty()) {
-    text += "a peer does not answer";
+    text += "a peer does not answer" + (silence.empty() ? "" : ", and " + silence);
+  } else if (call.phase == IssuedCall::Phase::data) {
+    text += list(absent) + (absent.size() == 1 ? " has" : " have") +
+            " entered it and not been heard of since: stopped, or behind a cut link";
   } else {
     text += list(absent) + (absent.size() == 1 ? " has" : " have") +
             " not entered this call; the last call there was " + (last_entered_.empty() ? "none" : last_entered_);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <unisono/error.h>
@@ -21,8 +22,10 @@ class NoticeBoard {
   virtual std::optional<Error> failure() noexcept = 0;
 
   virtual void post_waiting(std::int64_t sequence) noexcept = 0;
-  /// Ranks that have not said they wait in call `sequence`; empty when that cannot be known.
+  /// Ranks that have not said they wait in call `sequence` or a later one; empty when that cannot be known.
   virtual std::vector<int> absent(std::int64_t sequence) noexcept = 0;
+  /// Why nothing can be known, for people; empty while notices come and go.
+  virtual std::string silence() noexcept { return ""; }
 };
 
 }  // namespace unisono

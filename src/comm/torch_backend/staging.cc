@@ -1,5 +1,7 @@
 #include "comm/torch_backend/staging.h"
 
+#include <algorithm>
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -31,16 +33,6 @@ void after(TorchWork::Call& call, std::function<void()> step) {
 
 bool in_order(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
 
-void check_alike(const std::vector<at::Tensor>& tensors, const at::Tensor& like, const char* operation) {
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    check_dense_cpu(tensors[i], operation);
-    if (tensors[i].numel() != like.numel() || tensors[i].scalar_type() != like.scalar_type())
-      refuse(operation, "tensor " + std::to_string(i) + " of the list has " + std::to_string(tensors[i].numel()) + " elements of " +
-                            at::toString(tensors[i].scalar_type()) + ", the tensor of this rank has " +
-                            std::to_string(like.numel()) + " of " + at::toString(like.scalar_type()) + "; they must be equal");
-  }
-}
-
 }  // namespace
 
 void check_dense_cpu(const at::Tensor& tensor, const char* operation) {
@@ -65,6 +57,21 @@ at::Tensor contiguous_output(TorchWork::Call& call, const at::Tensor& tensor, co
     tensor.detach().copy_(staged);
   });
   return staged;
+}
+
+bool of_one_size(const std::vector<at::Tensor>& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(),
+                     [&](const at::Tensor& tensor) { return tensor.numel() == tensors.front().numel(); });
+}
+
+void check_alike(const std::vector<at::Tensor>& tensors, const at::Tensor& like, const char* operation) {
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    check_dense_cpu(tensors[i], operation);
+    if (tensors[i].numel() != like.numel() || tensors[i].scalar_type() != like.scalar_type())
+      refuse(operation, "tensor " + std::to_string(i) + " of the list has " + std::to_string(tensors[i].numel()) + " elements of " +
+                            at::toString(tensors[i].scalar_type()) + ", the tensor of this rank has " +
+                            std::to_string(like.numel()) + " of " + at::toString(like.scalar_type()) + "; they must be equal");
+  }
 }
 
 Buffer moved_buffer(const at::Tensor& contiguous, const char* operation) {

@@ -31,6 +31,11 @@ at::Tensor contiguous_output(TorchWork::Call& call, const at::Tensor& tensor, co
 /// A contiguous tensor's memory for calls that only move it; elements that ranks cannot calculate with travel as bytes.
 Buffer moved_buffer(const at::Tensor& contiguous, const char* operation);
 
+/// Whether all have the same number of elements.
+bool of_one_size(const std::vector<at::Tensor>& tensors);
+/// *Throws* `invalid_argument` unless all have `like`'s size and dtype.
+void check_alike(const std::vector<at::Tensor>& tensors, const at::Tensor& like, const char* operation);
+
 /// One flat output that is cut and copied to `tensors` when the call ends; all must have `like`'s size and dtype.
 at::Tensor flat_output(TorchWork::Call& call, const std::vector<at::Tensor>& tensors, const at::Tensor& like,
                        const char* operation);

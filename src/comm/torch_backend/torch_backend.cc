@@ -1,8 +1,10 @@
 #include "comm/torch_backend/torch_backend.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
 #include <unisono/error.h>
@@ -30,6 +32,29 @@ void check_pairs(const std::vector<at::Tensor>& outputs, const std::vector<at::T
   if (outputs.size() != inputs.size())
     throw Error(ErrorCode::invalid_argument, std::string("unisono ") + operation + ": " + std::to_string(outputs.size()) +
                                                  " outputs and " + std::to_string(inputs.size()) + " inputs; they go in pairs");
+}
+
+// What a profiler shows; null for what has no range of its own.
+const char* title_of(c10d::OpType type) {
+  switch (type) {
+    case c10d::OpType::ALLREDUCE:
+    case c10d::OpType::ALLREDUCE_COALESCED: return "unisono:all_reduce";
+    case c10d::OpType::BROADCAST: return "unisono:broadcast";
+    case c10d::OpType::REDUCE: return "unisono:reduce";
+    case c10d::OpType::ALLGATHER:
+    case c10d::OpType::_ALLGATHER_BASE:
+    case c10d::OpType::ALLGATHER_COALESCED: return "unisono:all_gather";
+    case c10d::OpType::GATHER: return "unisono:gather";
+    case c10d::OpType::SCATTER: return "unisono:scatter";
+    case c10d::OpType::REDUCE_SCATTER:
+    case c10d::OpType::_REDUCE_SCATTER_BASE: return "unisono:reduce_scatter";
+    case c10d::OpType::ALLTOALL:
+    case c10d::OpType::ALLTOALL_BASE: return "unisono:all_to_all";
+    case c10d::OpType::SEND: return "unisono:send";
+    case c10d::OpType::RECV: return "unisono:recv";
+    case c10d::OpType::RECVANYSOURCE: return "unisono:recvAnySource";
+    default: return nullptr;
+  }
 }
 
 // PREMUL_SUM is a sum of the ranks' tensors times a factor; where they may not be changed, of copies.
@@ -67,12 +92,13 @@ void TorchBackend::abort() {
 }
 
 std::chrono::nanoseconds TorchBackend::timeout_of(std::chrono::milliseconds given) const {
-  return given.count() > 0 ? given : std::chrono::milliseconds(timeout_ms_);
+  if (given.count() < 0) return std::chrono::milliseconds(timeout_ms_);  // c10d's way to say none
+  return std::max<std::chrono::nanoseconds>(given, std::chrono::nanoseconds(1));
 }
 
 TorchBackend::WorkPtr TorchBackend::start(c10d::OpType type, TorchWork::Call call) {
   ++calls_;
-  return c10::make_intrusive<TorchWork>(rank_, type, std::move(call), futures_);
+  return c10::make_intrusive<TorchWork>(rank_, type, title_of(type), std::move(call), futures_);
 }
 
 void TorchBackend::add_all_reduce(TorchWork::Call& call, const at::Tensor& tensor, const AllReduceOptions& options) {
@@ -148,7 +174,9 @@ TorchBackend::WorkPtr TorchBackend::allgather(std::vector<Tensors>& outputs, Ten
   const at::Tensor& input = only(inputs, "all_gather");
   check_dense_cpu(input, "all_gather");
   TorchWork::Call call;
-  const at::Tensor flat = flat_output(call, only_list(outputs, size_, "all_gather"), input, "all_gather");
+  const auto& list = only_list(outputs, size_, "all_gather");
+  if (!of_one_size(list)) return gather_by_broadcasts(list, input, options.timeout);
+  const at::Tensor flat = flat_output(call, list, input, "all_gather");
   add_all_gather(call, flat, input, options.timeout);
   call.outputs = outputs[0];
   return start(c10d::OpType::ALLGATHER, std::move(call));
@@ -159,6 +187,22 @@ TorchBackend::WorkPtr TorchBackend::_allgather_base(at::Tensor& output, at::Tens
   TorchWork::Call call;
   add_all_gather(call, output, input, options.timeout);
   return start(c10d::OpType::_ALLGATHER_BASE, std::move(call));
+}
+
+// Of different sizes, which all ranks know from their outputs: everybody's tensor on its own.
+TorchBackend::WorkPtr TorchBackend::gather_by_broadcasts(const Tensors& outputs, const at::Tensor& input,
+                                                         std::chrono::milliseconds timeout) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor& own = outputs[static_cast<std::size_t>(rank_)];
+  check_alike({own}, input, "all_gather");
+  own.detach().copy_(input.view(own.sizes()));
+  TorchWork::Call call;
+  for (int r = 0; r < size_; ++r) {
+    const at::Tensor data = contiguous_output(call, outputs[static_cast<std::size_t>(r)], "all_gather", r == rank_);
+    call.parts.push_back(group_->broadcast(moved_buffer(data, "all_gather"), r, within(timeout_of(timeout))));
+  }
+  call.outputs = outputs;
+  return start(c10d::OpType::ALLGATHER, std::move(call));
 }
 
 // outputs[r][i] receives rank r's inputs[i].
@@ -220,10 +264,34 @@ TorchBackend::WorkPtr TorchBackend::reduce_scatter(Tensors& outputs, std::vector
                                                    const c10d::ReduceScatterOptions& options) {
   const at::Tensor& output = only(outputs, "reduce_scatter");
   check_dense_cpu(output, "reduce_scatter");
+  if (!of_one_size(only_list(inputs, size_, "reduce_scatter"))) return scatter_the_whole_sum(output, inputs[0], options);
   TorchWork::Call call;
   add_reduce_scatter(call, output, multiplied(flat_input(only_list(inputs, size_, "reduce_scatter"), output, "reduce_scatter"),
                                               options.reduceOp, true),
                      reduction(reduce_op_of(options.reduceOp, output, "reduce_scatter"), timeout_of(options.timeout)));
+  return start(c10d::OpType::REDUCE_SCATTER, std::move(call));
+}
+
+// Of different sizes, which all ranks know from their inputs: everything is reduced, and each rank keeps its own.
+TorchBackend::WorkPtr TorchBackend::scatter_the_whole_sum(const at::Tensor& output, const Tensors& inputs,
+                                                          const c10d::ReduceScatterOptions& options) {
+  check_alike({inputs[static_cast<std::size_t>(rank_)]}, output, "reduce_scatter");
+  const at::NoGradGuard no_grad;
+  Tensors flat;
+  std::int64_t begin = 0;
+  for (std::size_t r = 0; r < inputs.size(); ++r) {
+    flat.push_back(contiguous_input(inputs[r], "reduce_scatter").detach().reshape(-1));
+    if (static_cast<int>(r) < rank_) begin += inputs[r].numel();
+  }
+  const at::Tensor all = at::cat(flat);
+  TorchWork::Call call;
+  const auto how = reduction(reduce_op_of(options.reduceOp, all, "reduce_scatter"), timeout_of(options.timeout));
+  add_all_reduce(call, multiplied(all, options.reduceOp, true), how);
+  call.finish = [output, all, begin] {
+    const at::NoGradGuard none;
+    output.detach().copy_(all.narrow(0, begin, output.numel()).view(output.sizes()));
+  };
+  call.outputs = {output};
   return start(c10d::OpType::REDUCE_SCATTER, std::move(call));
 }
 

@@ -74,6 +74,8 @@ class TorchBackend final : public c10d::Backend {
   PointToPoint& messages(const char* operation) const;
   WorkPtr receive(const at::Tensor& tensor, int from, int tag, c10d::OpType type);
   void exchange(TorchWork::Call& call, const Tensors& outputs, const Tensors& inputs, std::chrono::milliseconds timeout);
+  WorkPtr gather_by_broadcasts(const Tensors& outputs, const at::Tensor& input, std::chrono::milliseconds timeout);
+  WorkPtr scatter_the_whole_sum(const at::Tensor& output, const Tensors& inputs, const c10d::ReduceScatterOptions& options);
   WorkPtr all_to_all_in_one(const Tensors& outputs, const Tensors& inputs, const c10d::AllToAllOptions& options);
   void add_all_reduce(TorchWork::Call& call, const at::Tensor& tensor, const AllReduceOptions& options);
   void add_all_gather(TorchWork::Call& call, const at::Tensor& out, const at::Tensor& in, std::chrono::milliseconds timeout);

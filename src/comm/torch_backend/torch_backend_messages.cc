@@ -17,6 +17,8 @@
 namespace unisono {
 namespace {
 
+constexpr std::chrono::milliseconds kUnset(-1);  // as c10d's options have it
+
 // Tags of torch.distributed are not negative; these are for blocks of all_to_all.
 constexpr std::int64_t kFirstExchange = std::numeric_limits<std::int64_t>::min();
 
@@ -65,7 +67,7 @@ TorchBackend::WorkPtr TorchBackend::send(Tensors& tensors, int to, int tag) {
   if (post_ == nullptr && beside_) return beside_->send(tensors, to, tag);
   const at::Tensor data = contiguous_input(only(tensors, "send"), "send");
   TorchWork::Call call;
-  call.parts.emplace_back(messages("send").send(moved_buffer(data, "send"), to, tag, timeout_of({})));
+  call.parts.emplace_back(messages("send").send(moved_buffer(data, "send"), to, tag, timeout_of(kUnset)));
   call.outputs = tensors;
   return start(c10d::OpType::SEND, std::move(call));
 }
@@ -73,7 +75,7 @@ TorchBackend::WorkPtr TorchBackend::send(Tensors& tensors, int to, int tag) {
 TorchBackend::WorkPtr TorchBackend::receive(const at::Tensor& tensor, int from, int tag, c10d::OpType type) {
   TorchWork::Call call;
   const at::Tensor data = contiguous_output(call, tensor, "recv", false);
-  call.message = messages("recv").receive(moved_buffer(data, "recv"), from, tag, timeout_of({}));
+  call.message = messages("recv").receive(moved_buffer(data, "recv"), from, tag, timeout_of(kUnset));
   call.parts.emplace_back(call.message);
   call.outputs = {tensor};
   return start(type, std::move(call));

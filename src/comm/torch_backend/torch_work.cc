@@ -9,8 +9,8 @@
 
 namespace unisono {
 
-TorchWork::TorchWork(int rank, c10d::OpType type, Call call, std::weak_ptr<FutureThread> thread)
-    : c10d::Work(rank, type), parts_(std::move(call.parts)), outputs_(std::move(call.outputs)),
+TorchWork::TorchWork(int rank, c10d::OpType type, const char* title, Call call, std::weak_ptr<FutureThread> thread)
+    : c10d::Work(rank, type, title, call.outputs), parts_(std::move(call.parts)), outputs_(std::move(call.outputs)),
       finish_(std::move(call.finish)), message_(std::move(call.message)), thread_(std::move(thread)) {}
 
 bool TorchWork::isCompleted() {

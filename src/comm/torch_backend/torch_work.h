@@ -25,7 +25,8 @@ class TorchWork final : public c10d::Work {
     std::shared_ptr<Message> message = nullptr;  ///< of a receive: one of the parts, which knows its sender
   };
 
-  TorchWork(int rank, c10d::OpType type, Call call, std::weak_ptr<FutureThread> thread);
+  /// `title`: of the range that a profiler shows, or null.
+  TorchWork(int rank, c10d::OpType type, const char* title, Call call, std::weak_ptr<FutureThread> thread);
 
   bool isCompleted() override;
   bool isSuccess() const override;
