@@ -15,7 +15,7 @@ run := $(VENV)/bin/unisono run -n $(RANKS)
 .DELETE_ON_ERROR:
 
 setup := $(VENV)/.ready
-$(setup): tools/setup.sh tools/requirements.txt
+$(setup): tools/setup.sh tools/requirements.txt tools/requirements-mpi.txt
 	@tools/setup.sh
 	@touch $@
 
@@ -33,7 +33,7 @@ build: $(setup)
 test: $(setup) data
 	@tools/build.sh
 	@tools/build.sh sanitize
-	UNISONO_BUILD_DIR=$(CURDIR)/build/release PATH="$(CURDIR)/$(VENV)/bin:$$PATH" \
+	UNISONO_BUILD_DIR=$(CURDIR)/build/release UNISONO_TEST_MPI=$(CURDIR)/$(VENV)/mpich/bin PATH="$(CURDIR)/$(VENV)/bin:$$PATH" \
 	  $(VENV)/bin/python -m pytest -q $(ARGS)
 
 bench: $(setup)
