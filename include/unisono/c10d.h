@@ -27,6 +27,11 @@ namespace unisono {
 /// *Threads*: while the group lives, nobody else may issue collectives on `group` that are not ordered with ours.
 std::shared_ptr<ProcessGroup> make_c10d_group(c10::intrusive_ptr<c10d::ProcessGroup> group);
 
+/// `make_c10d_group(group)` whose reductions of CPU memory are ours: an all_to_all of slices, the sum in the balanced binary tree over
+/// ranks, an all_gather. The same bits as in shared memory, whatever the engine, the topology, the size of messages; as many bytes as a
+/// ring's. `group` must be this group's alone.
+std::shared_ptr<ProcessGroup> make_ordered_group(c10::intrusive_ptr<c10d::ProcessGroup> group);
+
 /// Which ranks of a group share a host, as one of them sees it; hosts in any order, the same on all ranks.
 struct HostPlace {
   int hosts = 1;

@@ -26,6 +26,12 @@ void bind_c10d(pybind11::module_& module) {
       },
       py::arg("group"), WithoutGil(), "A torch.distributed.ProcessGroup as a unisono.ProcessGroup.");
   module.def(
+      "make_ordered_group",
+      [](const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
+        return destroyed_without_gil(unisono::make_ordered_group(group));
+      },
+      py::arg("group"), WithoutGil());
+  module.def(
       "make_hierarchical_group",
       [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, const c10::intrusive_ptr<c10d::ProcessGroup>& across, int hosts,
          int local_rank, int local_size, int carriers, const c10::intrusive_ptr<c10d::Store>& store) {

@@ -21,7 +21,7 @@ from unisono.errors import (  # noqa: E402
     PeerLostError,
     TimeoutError,
 )
-from unisono.group import init, round_robin, set_companion, viable_transports  # noqa: E402
+from unisono.group import init, ordered, round_robin, set_companion, viable_transports  # noqa: E402
 from unisono.hosts import hierarchical, hosts_of  # noqa: E402
 from unisono.precision import MixedPrecision  # noqa: E402
 from unisono.sync_batch_norm import SyncBatchNorm  # noqa: E402
@@ -30,7 +30,7 @@ __version__ = _C.__version__
 __all__ = [
     "CorruptError", "DistributedDataParallel", "Error", "InternalError", "InvalidArgumentError", "MismatchError",
     "MixedPrecision", "ParameterAverager", "PeerLostError", "ProcessGroup", "StepStats", "SyncBatchNorm", "TimeoutError",
-    "TraceEvent", "Work", "cmake_prefix_path", "describe_environment", "errors", "hierarchical", "hosts_of", "init", "round_robin", "set_companion", "transforms",
+    "TraceEvent", "Work", "cmake_prefix_path", "describe_environment", "errors", "hierarchical", "hosts_of", "init", "ordered", "round_robin", "set_companion", "transforms",
     "viable_transports", "write_chrome_trace",
 ]
 

@@ -265,3 +265,24 @@ def test_our_wrapper_over_gloo_equals_stock(on_ranks):
     ours, theirs = on_ranks(2, train, "unisono", group=False), on_ranks(2, train, "stock", group=False)
     for a, b, c in zip(ours[0], ours[1], theirs[0]):
         assert torch.equal(a, b) and torch.equal(a, c)
+
+
+def ordered_sums():
+    generator = torch.Generator().manual_seed(7 + int(os.environ["RANK"]))
+    numbers = [torch.randn(n, generator=generator, dtype=dtype) for n in (1, 1003, 300_000) for dtype in (torch.float32, torch.float64)]
+    out = []
+    for backend in ("gloo", "unisono"):
+        with torch_group(backend):
+            group = unisono.ordered() if backend == "gloo" else resolve(None)
+            sums = [t.clone() for t in numbers]
+            for work in [group.all_reduce(t, "avg") for t in sums]:
+                work.wait()
+            out.append((group.name, sums))
+    return out
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ordered_sums_over_gloo_have_the_bits_of_shared_memory(on_ranks, size):
+    for (name, over_gloo), (shm, in_memory) in on_ranks(size, ordered_sums, group=False):
+        assert name == "ordered/c10d/gloo" and shm == "shm"
+        assert all(torch.equal(a, b) for a, b in zip(over_gloo, in_memory, strict=True))

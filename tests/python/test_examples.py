@@ -227,3 +227,10 @@ def test_model_averaging_shows_what_it_says(unisono_command):
     assert away["Adam", "gradients"] < 1e-5
     others = [value for (name, way), value in away.items() if way in ("parameters every 4", "parameters every 16")]
     assert min([*others, away["Adam", "parameters every 1"]]) > 1e-3
+
+
+def test_the_program_for_gpus_runs_on_the_cpu(unisono_command):
+    """What tools/try_gpus.sh starts where there are GPUs, over Gloo."""
+    result = unisono_command("run", "-n", 2, REPOSITORY / "tests" / "gpu" / "wrapper_on_devices.py", "--device", "cpu")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("replicas equal") == 2

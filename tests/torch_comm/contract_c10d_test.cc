@@ -16,12 +16,13 @@
 namespace unisono::testing {
 namespace {
 
-std::shared_ptr<ProcessGroup> make_doubly_bridged(const GroupOptions& options, const c10::intrusive_ptr<c10d::Store>& store) {
+std::shared_ptr<ProcessGroup> make_doubly_bridged(const GroupOptions& options, const c10::intrusive_ptr<c10d::Store>& store,
+                                                  bool ordered = false) {
   if (options.size == 1) return make_serial_group(options);  // as make_c10d_group does
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, options.rank, options.size);
   group->setBackend(c10::kCPU, c10d::ProcessGroup::CUSTOM, make_torch_backend(make_shm_group(options)));
   group->setDefaultBackend(c10d::ProcessGroup::CUSTOM);
-  return std::make_shared<IssuedGroup>(std::make_unique<C10dEngine>(std::move(group)));
+  return std::make_shared<IssuedGroup>(std::make_unique<C10dEngine>(std::move(group), nullptr, ordered));
 }
 
 const Transport kC10d = {
@@ -30,6 +31,15 @@ const Transport kC10d = {
     .world = [](int, std::chrono::nanoseconds) -> Maker {
       const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
       return [store](const GroupOptions& options) { return make_doubly_bridged(options, store); };
+    },
+};
+
+const Transport kOrdered = {
+    .name = "ordered",
+    .max_ranks = 4,
+    .world = [](int, std::chrono::nanoseconds) -> Maker {
+      const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
+      return [store](const GroupOptions& options) { return make_doubly_bridged(options, store, true); };
     },
 };
 
@@ -49,6 +59,7 @@ const Transport kRoundRobin = {
 };
 
 UNISONO_INSTANTIATE_CONTRACT(C10d, kC10d);
+UNISONO_INSTANTIATE_CONTRACT(Ordered, kOrdered);
 UNISONO_INSTANTIATE_CONTRACT(RoundRobinOfC10d, kRoundRobin);
 
 }  // namespace

@@ -10,7 +10,7 @@ from unisono.bench.hosts import EmulatedHosts
 from unisono.bench.report import Report, row_of, show_bytes, show_seconds
 
 SIZES = [4000, 1 << 20, 100_000_000]
-IMPLS = ["gloo", "unisono over gloo", "unisono hierarchy", "unisono hierarchy, bf16"]
+IMPLS = ["gloo", "unisono over gloo", "unisono ordered", "unisono hierarchy", "unisono hierarchy, bf16"]
 
 
 def run(options, report: Report) -> None:
@@ -55,7 +55,8 @@ def measure(plan: dict) -> list[list[list[float]]]:
         two_levels.all_reduce(half, "avg", True).wait()
         tensor.copy_(half)
 
-    ways = [plain, lambda t: flat.all_reduce(t, "avg").wait(), lambda t: two_levels.all_reduce(t, "avg").wait(), narrow]
+    ordered = unisono.ordered()
+    ways = [plain, lambda t: flat.all_reduce(t, "avg").wait(), lambda t: ordered.all_reduce(t, "avg").wait(), lambda t: two_levels.all_reduce(t, "avg").wait(), narrow]
     out = []
     for size, calls in zip(plan["sizes"], plan["calls"], strict=True):
         tensors = [torch.full((size // 4,), float(dist.get_rank())) for _ in ways]

@@ -29,8 +29,9 @@ class Hierarchy;
 /// *Threads*: as Engine.
 class C10dEngine final : public Engine {
  public:
-  /// `hierarchy`: how all-reduces of CPU memory go; null: as the group's own.
-  explicit C10dEngine(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<const Hierarchy> hierarchy = nullptr);
+  /// `hierarchy`: how all-reduces of CPU memory go; null: as the group's own, or `ordered`, in our tree's order.
+  explicit C10dEngine(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<const Hierarchy> hierarchy = nullptr,
+                      bool ordered = false);
 
   bool serves(Device::Kind kind) const override;
   StreamFence fence(const Device& device) const override;
@@ -46,7 +47,10 @@ class C10dEngine final : public Engine {
   EngineOp reduce_scatter(const DataCall& call, Milliseconds timeout) const;
 
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
+  bool by_tree(const DataCall& call) const;
+
   std::shared_ptr<const Hierarchy> hierarchy_;
+  bool ordered_;
   c10::Device control_device_;
 };
 

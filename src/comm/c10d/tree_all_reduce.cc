@@ -30,17 +30,17 @@ void reduce_rows(const at::Tensor& parts, const Buffer& out, ReduceOp op, double
   tree_reduce(in, std::span<void* const>(&out.data, 1), out.count, out.dtype, op, divisor);
 }
 
-// The sum of the rows of `parts`, divided, into `out`.
-void sum_rows(const at::Tensor& parts, const at::Tensor& out, Dtype dtype, double divisor) {
+// The rows of `parts`, reduced and divided, into `out`.
+void reduce_rows(const at::Tensor& parts, const at::Tensor& out, Dtype dtype, ReduceOp op, double divisor) {
   if (parts.is_cpu()) {
-    return reduce_rows(parts, {out.data_ptr(), static_cast<std::size_t>(out.numel()), dtype}, ReduceOp::sum, divisor);
+    return reduce_rows(parts, {out.data_ptr(), static_cast<std::size_t>(out.numel()), dtype}, op, divisor);
   }
   at::Tensor sum = tree_sum(parts.to(at::kFloat), 0, parts.size(0));
   out.copy_(divisor == 0 ? at::zeros_like(sum) : sum / divisor);
 }
 
 // Between two ranks the slices and the sums are together as many bytes as the whole: one message will do.
-EngineOp of_two(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Buffer& data,
+EngineOp of_two(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Buffer& data, ReduceOp op,
                 std::chrono::milliseconds timeout) {
   at::Tensor mine = tensor_of(data);
   at::Tensor parts = at::empty({2, mine.numel()}, mine.options());
@@ -48,7 +48,7 @@ EngineOp of_two(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Buffe
   auto gathered = in_flight(group->all_gather_single(to, from, with<c10d::AllgatherOptions>(timeout)), {to, from});
   gathered.finish = [=, dtype = data.dtype](double divisor) {
     const at::NoGradGuard no_grad;
-    sum_rows(parts, mine, dtype, divisor);
+    reduce_rows(parts, mine, dtype, op, divisor);
   };
   return gathered;
 }
@@ -68,10 +68,12 @@ EngineOp tree_reduce_scatter(const c10::intrusive_ptr<c10d::ProcessGroup>& group
   return op;
 }
 
-EngineOp tree_all_reduce(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Buffer& data,
+EngineOp tree_all_reduce(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const DataCall& call,
                          std::chrono::milliseconds timeout) {
   const std::int64_t world = group->getSize();
-  if (world == 2) return of_two(group, data, timeout);
+  const Buffer& data = call.out;
+  const ReduceOp op = call.op == ReduceOp::avg ? ReduceOp::sum : call.op;
+  if (world == 2) return of_two(group, data, op, timeout);
   const auto count = static_cast<std::int64_t>(data.count);
   const std::int64_t slice = (count + world - 1) / world;
   at::Tensor mine = tensor_of(data);
@@ -88,7 +90,7 @@ EngineOp tree_all_reduce(const c10::intrusive_ptr<c10d::ProcessGroup>& group, co
   first.then = [=, dtype = data.dtype](double divisor) mutable {
     const at::NoGradGuard no_grad;
     at::Tensor own = at::empty({parts.size(1)}, parts.options());
-    sum_rows(parts, own, dtype, divisor);
+    reduce_rows(parts, own, dtype, op, divisor);
     at::Tensor sum = bytes_of(own), all = bytes_of(padded);
     auto second = in_flight(group->all_gather_single(all, sum, with<c10d::AllgatherOptions>(timeout)), {all, sum});
     second.finish = [mine, padded, count](double) {

@@ -25,8 +25,8 @@ Adapters& adapters() {
 }
 
 // A world of one needs no engine, unless for memory that only an engine reaches.
-std::shared_ptr<ProcessGroup> adapt(c10::intrusive_ptr<c10d::ProcessGroup> group) {
-  auto engine = std::make_unique<C10dEngine>(std::move(group));
+std::shared_ptr<ProcessGroup> adapt(c10::intrusive_ptr<c10d::ProcessGroup> group, bool ordered) {
+  auto engine = std::make_unique<C10dEngine>(std::move(group), nullptr, ordered);
   if (engine->info().size > 1 || engine->serves(Device::Kind::cuda)) return std::make_shared<IssuedGroup>(std::move(engine));
   GroupOptions options;
   options.timeout = engine->info().timeout;
@@ -42,10 +42,8 @@ std::shared_ptr<ProcessGroup> own_transport(const c10d::ProcessGroup& group) {
   return nullptr;
 }
 
-}  // namespace
-
-std::shared_ptr<ProcessGroup> make_c10d_group(c10::intrusive_ptr<c10d::ProcessGroup> group) {
-  if (!group) throw Error(ErrorCode::invalid_argument, "make_c10d_group: no group was given");
+std::shared_ptr<ProcessGroup> find_or_adapt(c10::intrusive_ptr<c10d::ProcessGroup> group, bool ordered) {
+  if (!group) throw Error(ErrorCode::invalid_argument, "a c10d group is needed, and none was given");
   if (auto ours = own_transport(*group)) return ours;
   auto& known = adapters();
   const std::lock_guard lock(known.mutex);
@@ -54,10 +52,21 @@ std::shared_ptr<ProcessGroup> make_c10d_group(c10::intrusive_ptr<c10d::ProcessGr
   auto adapter = known.of_group[address].lock();
   if (!adapter) {
     const bool one = group->getSize() == 1;  // needs no order, and would not keep the group alive
-    adapter = adapt(std::move(group));
+    adapter = adapt(std::move(group), ordered);
     if (!one) known.of_group[address] = adapter;
   }
   return adapter;
+}
+
+}  // namespace
+
+std::shared_ptr<ProcessGroup> make_c10d_group(c10::intrusive_ptr<c10d::ProcessGroup> group) { return find_or_adapt(std::move(group), false); }
+
+std::shared_ptr<ProcessGroup> make_ordered_group(c10::intrusive_ptr<c10d::ProcessGroup> group) {
+  auto made = find_or_adapt(std::move(group), true);
+  if (made->name().starts_with("c10d/"))
+    throw Error(ErrorCode::invalid_argument, "make_ordered_group: the group is already used as " + made->name() + "; make another of the same ranks");
+  return made;
 }
 
 }  // namespace unisono
