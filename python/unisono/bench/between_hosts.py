@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from unisono.bench.hosts import EmulatedHosts
+from unisono.bench.planned import rank_main, slowest
 from unisono.bench.report import Report, row_of, show_bytes, show_seconds
 
 SIZES = [4000, 1 << 20, 100_000_000]
@@ -70,21 +71,9 @@ def measure(plan: dict) -> list[list[list[float]]]:
                     seconds.append(time.perf_counter() - begin)
         if not all(bool((tensor == (dist.get_world_size() - 1) / 2).all()) for tensor in tensors):
             raise RuntimeError("a wrong mean")
-        everyone = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, samples)
-        out.append([[max(call) for call in zip(*way, strict=True)] for way in zip(*everyone, strict=True)])
+        out.append(slowest(samples))
     return out
 
 
-def main() -> None:
-    import torch.distributed as dist
-
-    measured = measure(json.loads(Path(sys.argv[1]).read_text()))
-    if dist.get_rank() == 0:
-        Path(sys.argv[2]).write_text(json.dumps(measured))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    rank_main(measure)

@@ -9,6 +9,7 @@ from pathlib import Path
 from unisono.bench.hosts import EmulatedHosts
 from unisono.bench.launch import run_to_end
 from unisono.bench.models import MODELS, describe, gradient_bytes
+from unisono.bench.planned import rank_main, slowest
 from unisono.bench.report import Report, row_of, show_bytes, show_seconds
 
 BYTES = 25 << 20
@@ -100,12 +101,7 @@ def measure(plan: dict) -> list[list[list[float]]]:
         raise RuntimeError("a wrong mean")
     stepped = _in_turns([_trainee(plan["model"], gloo, torch.nn.parallel.DistributedDataParallel),
                          *(_trainee(plan["model"], g, unisono.DistributedDataParallel) for g in robins)], plan["rounds"])
-    out = []
-    for samples in (reduced, stepped):
-        everyone = [None] * size
-        dist.all_gather_object(everyone, samples)
-        out.append([[max(call) for call in zip(*way, strict=True)] for way in zip(*everyone, strict=True)])
-    return out
+    return [slowest(reduced), slowest(stepped)]
 
 
 def _trainee(name: str, group, wrapper):
@@ -129,15 +125,5 @@ def _trainee(name: str, group, wrapper):
     return step
 
 
-def main() -> None:
-    import torch.distributed as dist
-
-    measured = measure(json.loads(Path(sys.argv[1]).read_text()))
-    if dist.get_rank() == 0:
-        Path(sys.argv[2]).write_text(json.dumps(measured))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    rank_main(measure)

@@ -1,7 +1,6 @@
 """`unisono bench torch-backend`, and one of its ranks:  python -m unisono.bench.torch_backend PLAN OUT"""
 
 import json
-import sys
 import tempfile
 import time
 from datetime import timedelta
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from unisono.bench.launch import run_to_end
 from unisono.bench.models import MODELS, describe, gradient_bytes
+from unisono.bench.planned import rank_main
 from unisono.bench.report import Report, row_of, show_bytes, show_seconds
 
 SIZES = [4 << 10, 25 << 20]  # of the larger of a call's two tensors
@@ -176,15 +176,5 @@ def measure(plan: dict) -> dict:
     return out
 
 
-def main() -> None:
-    import torch.distributed as dist
-
-    measured = measure(json.loads(Path(sys.argv[1]).read_text()))
-    if dist.get_rank() == 0:
-        Path(sys.argv[2]).write_text(json.dumps(measured))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    rank_main(measure)
