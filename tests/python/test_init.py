@@ -165,6 +165,31 @@ def test_the_late_rank_may_be_rank_0(start, tmp_path):
     expect_sums([start(RANK=0, **store), one])
 
 
+def has_ipv6():
+    try:
+        with socket.socket(socket.AF_INET6) as s:
+            s.bind(("::1", 0))
+        return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
+def test_ranks_meet_over_ipv6(start):
+    port = free_port()
+    expect_sums([start(RANK=r, WORLD_SIZE=2, MASTER_ADDR="::1", MASTER_PORT=port) for r in range(2)])
+
+
+def test_ranks_with_another_secret_or_job_do_not_meet(start, tmp_path):
+    where = {"WORLD_SIZE": 2, "UNISONO_STORE": f"file:{tmp_path}/store"}
+    expect_sums([start(RANK=r, UNISONO_SECRET="three", **where) for r in range(2)])
+    expect_sums([start(RANK=r, UNISONO_JOB="7", **where) for r in range(2)])
+    strangers = [start(RANK=r, UNISONO_SECRET=f"of {r}", start_timeout=5, **where) for r in range(2)]
+    for missing, rank in zip((1, 0), strangers, strict=True):
+        code, _, err = rank.finish()
+        assert code == 1 and f"missing rank {missing}" in err and "UNISONO_SECRET" in err, err
+
+
 @pytest.mark.parametrize("present, missing", [(0, 1), (1, 0)])
 @pytest.mark.parametrize("store", ["file", "tcp"])
 def test_a_missing_rank_is_named(start, tmp_path, store, present, missing):  # H6
