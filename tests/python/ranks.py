@@ -4,6 +4,7 @@ They are spawned, never forked, and kept from call to call because importing tor
 call that failed, hung or killed a process the whole pool is ended and the next call gets a new one.
 """
 
+import gc
 import multiprocessing
 import os
 import tempfile
@@ -53,15 +54,16 @@ def _serve(connection, rank, size):
                 import unisono
 
                 args = (unisono.init(timeout=30, start_timeout=30), *args)
-            result = function(*args)
+            result = "ok", function(*args)
         except BaseException as error:
-            result = Raised(type(error).__name__, [], str(error), traceback.format_exc())
-            connection.send(("raised", result))
-        else:
-            connection.send(("ok", result))
+            result = "raised", Raised(type(error).__name__, [], str(error), traceback.format_exc())
+        # Groups go before the caller removes the directory of their store: torch's FileStore waits minutes for a file that goes while
+        # it says good-bye.
+        del args
+        gc.collect()
+        connection.send(result)
         os.environ.clear()  # what a test sets is its own
         os.environ.update(before)
-        del args
 
 
 class RankPool:

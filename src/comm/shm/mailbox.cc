@@ -32,7 +32,7 @@ template <typename Copy>
 void each_run(std::byte* ring, std::uint64_t position, std::size_t bytes, const Copy& copy) {
   const std::size_t at = position % kLaneBytes;
   const std::size_t first = std::min(bytes, kLaneBytes - at);
-  copy(ring + at, 0, first);
+  if (first > 0) copy(ring + at, 0, first);
   if (bytes > first) copy(ring, first, bytes - first);
 }
 
@@ -262,7 +262,7 @@ bool Mailbox::take_from_aside(const MailPtr& mail) {
   const auto found = std::find_if(aside_.begin(), aside_.end(), fits);
   if (found == aside_.end()) return false;
   require_alike(*mail, found->sender, found->header);
-  std::memcpy(mail->data_.data, found->data.data(), found->data.size());
+  if (!found->data.empty()) std::memcpy(mail->data_.data, found->data.data(), found->data.size());
   mail->peer_ = found->sender;
   receives_.remove(mail);
   aside_.erase(found);
