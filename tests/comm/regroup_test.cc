@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/errors.h"
 #include "comm/fake/fake_group.h"
 #include "comm/shm_children.h"
 #include "comm/shm_ranks.h"
@@ -20,19 +21,6 @@ namespace {
 
 using GroupPtr = std::shared_ptr<ProcessGroup>;
 using namespace std::chrono_literals;
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-std::string error_of(const std::function<void()>& f, ErrorCode expected) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), expected) << e.what();
-    return e.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
 
 /// Runs `body(rank)` on threads 0 to size - 1.
 void on_threads(int size, const std::function<void(int)>& body) {

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/errors.h"
 #include "comm/fake/fake_group.h"
 #include "comm/round_robin/homes.h"
 #include "comm/shm/shm_group.h"
@@ -32,19 +33,6 @@ struct Fakes {
   std::vector<std::unique_ptr<FakeWorld>> worlds;
   Groups ranks;
 };
-
-std::string error_of(const std::function<void()>& f, ErrorCode expected) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), expected) << e.what();
-    return e.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 Buffer floats(std::vector<float>& data) { return {.data = data.data(), .count = data.size(), .dtype = Dtype::f32}; }
 

@@ -5,6 +5,7 @@
 #include <future>
 #include <set>
 
+#include "comm/errors.h"
 #include "comm/shm_children.h"
 #include "comm/shm_ranks.h"
 
@@ -12,19 +13,6 @@
 
 namespace unisono::testing {
 namespace {
-
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
-std::string error_of(const std::function<void()>& f, ErrorCode expected) {
-  try {
-    f();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), expected) << e.what();
-    return e.what();
-  }
-  ADD_FAILURE() << "no error";
-  return "";
-}
 
 std::set<std::string> names_in(const std::string& folder) {
   std::set<std::string> names;
