@@ -23,3 +23,25 @@ def slowest(samples: list[list[float]]) -> list[list[float]]:
     everyone = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, samples)
     return [[max(call) for call in zip(*way, strict=True)] for way in zip(*everyone, strict=True)]
+
+
+def trainee(name: str, wrap):
+    """The step of a model of its own. `wrap(module)` returns what is called in its place, and the optimizer."""
+    import torch
+    import torch.distributed as dist
+
+    from unisono.bench.models import MODELS
+
+    model = MODELS[name]
+    torch.manual_seed(1)
+    module = model.make()
+    wrapped, optimizer = wrap(module)
+    torch.manual_seed(100 + dist.get_rank())
+    batch = model.batch()
+
+    def step():
+        model.loss(wrapped, *batch).backward()
+        optimizer.step()
+        module.zero_grad(set_to_none=True)
+
+    return step

@@ -9,7 +9,7 @@ from pathlib import Path
 from unisono.bench.hosts import EmulatedHosts
 from unisono.bench.launch import run_to_end
 from unisono.bench.models import MODELS, describe, gradient_bytes
-from unisono.bench.planned import rank_main, slowest
+from unisono.bench.planned import rank_main, slowest, trainee
 from unisono.bench.report import Report, row_of, show_bytes, show_seconds
 
 BYTES = 25 << 20
@@ -105,24 +105,10 @@ def measure(plan: dict) -> list[list[list[float]]]:
 
 
 def _trainee(name: str, group, wrapper):
-    """A model of its own, and its step."""
     import torch
-    import torch.distributed as dist
 
-    model = MODELS[name]
-    torch.manual_seed(1)
-    module = model.make()
-    ddp = wrapper(module, process_group=group, bucket_cap_mb=_CAP_MB)
-    optimizer = torch.optim.SGD(module.parameters(), lr=1e-7)
-    torch.manual_seed(100 + dist.get_rank())
-    batch = model.batch()
-
-    def step():
-        model.loss(ddp, *batch).backward()
-        optimizer.step()
-        module.zero_grad(set_to_none=True)
-
-    return step
+    return trainee(name, lambda module: (wrapper(module, process_group=group, bucket_cap_mb=_CAP_MB),
+                                         torch.optim.SGD(module.parameters(), lr=1e-7)))
 
 
 if __name__ == "__main__":

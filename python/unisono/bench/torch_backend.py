@@ -8,7 +8,7 @@ from pathlib import Path
 
 from unisono.bench.launch import run_to_end
 from unisono.bench.models import MODELS, describe, gradient_bytes
-from unisono.bench.planned import rank_main
+from unisono.bench.planned import rank_main, trainee
 from unisono.bench.report import Report, row_of, show_bytes, show_seconds
 
 SIZES = [4 << 10, 25 << 20]  # of the larger of a call's two tensors
@@ -130,27 +130,17 @@ def _fsdp(group):
 
 def _trainee(name: str, what: str, group):
     import torch
-    import torch.distributed as dist
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    model = MODELS[name]
-    torch.manual_seed(1)
-    module = model.make()
-    if what == "FSDP2":
-        module = wrapped = _fsdp(group)(module)
-        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-7)
-    else:
+    def sharded(module):
+        wrapped = _fsdp(group)(module)
+        return wrapped, torch.optim.AdamW(wrapped.parameters(), lr=1e-7)
+
+    def replicated(module):
         wrapped = torch.nn.parallel.DistributedDataParallel(module, process_group=group)
-        optimizer = ZeroRedundancyOptimizer(module.parameters(), torch.optim.AdamW, process_group=group, lr=1e-7)
-    torch.manual_seed(100 + dist.get_rank())
-    batch = model.batch()
+        return wrapped, ZeroRedundancyOptimizer(module.parameters(), torch.optim.AdamW, process_group=group, lr=1e-7)
 
-    def step():
-        model.loss(wrapped, *batch).backward()
-        optimizer.step()
-        module.zero_grad(set_to_none=True)
-
-    return step
+    return trainee(name, sharded if what == "FSDP2" else replicated)
 
 
 def measure(plan: dict) -> dict:
