@@ -26,7 +26,7 @@ COMPOSITES = ["hierarchy", "round_robin", "ordered", "torch_backend"]
 # Files directly in comm/ that choose among transports, so that they include them.
 FACTORIES = {"src/comm/make_group.cc", "src/comm/init.cc"}
 
-TORCH_FREE = ["base", "comm", "comm/serial", "comm/fake", "comm/shm", "comm/issuer", "comm/mpi", "comm/round_robin", "stats", "data", "tune"]
+TORCH_FREE = ["base", "comm", "comm/serial", "comm/fake", "comm/shm", "comm/issuer", "comm/mpi", "comm/round_robin", "comm/without_torch", "stats", "data", "tune"]
 
 AUTOGRAD_INTERNALS = "torch/csrc/autograd/"
 AUTOGRAD_FILES = {"src/reducer/autograd_hooks.cc"}

@@ -3,6 +3,7 @@
 
 #include <unisono/init.h>
 
+#include "comm/c10d/engines/gloo.h"
 #include "comm/c10d/meeting_place.h"
 #include "comm/environment.h"
 
@@ -34,13 +35,23 @@ std::shared_ptr<ProcessGroup> over_mpi(const Environment& environment, const Gro
                                                ". Or set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there.");
 }
 
-// With an address, but from C++: MPI's launchers have brought MPI along, torchrun has not.
-std::shared_ptr<ProcessGroup> over_hosts(const Environment& environment, const GroupOptions& options) {
-  if (environment.source != Environment::Source::variables && environment.source != Environment::Source::arguments)
-    return over_mpi(environment, options);
+bool brought_mpi(const Environment& environment) {
+  return environment.source != Environment::Source::variables && environment.source != Environment::Source::arguments;
+}
+
+// With an address: MPI where its launcher has brought it along, else Gloo.
+std::string over_hosts(const Environment& environment, const GroupOptions& options) {
+  std::string reasons;
+  if (brought_mpi(environment)) {
+    const std::string reason = why_not("mpi", options);
+    if (reason.empty()) return "mpi";
+    reasons = "mpi: " + reason + "; ";
+  }
+  const std::string reason = why_no_gloo();
+  if (reason.empty()) return "gloo";
   throw Error(ErrorCode::invalid_argument,
-              "unisono::init: the ranks (" + describe(environment) + ") are on several hosts. From C++ start them with mpirun or " +
-                  "srun and an MPI, or give DistributedDataParallel a torch group by make_c10d_group(); Python's unisono.init() takes Gloo.");
+              "unisono::init: the ranks (" + describe(environment) + ") are on several hosts, and nothing here goes between hosts. " + reasons +
+                  "gloo: " + reason + ". Or start them with mpirun, or give DistributedDataParallel a torch group by make_c10d_group().");
 }
 
 /// A store that goes when the ranks have met.
@@ -73,8 +84,10 @@ std::shared_ptr<ProcessGroup> init(const InitOptions& options) {
   auto group_opts = group_options(options, environment);
   if (options.log) options.log(LogLevel::info, "init: " + describe(environment));
   if (environment.meeting == Environment::Meeting::mpi) return over_mpi(environment, group_opts);
-  if (environment.several_hosts && options.transport == "auto") return over_hosts(environment, group_opts);
-  if (environment.size == 1) return make_group(options.transport, group_opts);
+  const bool chooses = environment.several_hosts && options.transport == "auto";
+  const std::string transport = chooses ? over_hosts(environment, group_opts) : options.transport;
+  if (transport == "mpi") return make_group("mpi", group_opts);
+  if (environment.size == 1) return make_group(transport, group_opts);
 
   auto place = open_meeting_place(environment, options.start_timeout);
   if (options.store) place.store = options.store;
@@ -85,7 +98,7 @@ std::shared_ptr<ProcessGroup> init(const InitOptions& options) {
   const auto file = passing ? std::make_shared<PassingStore>(place.store) : nullptr;
   group_opts.store = passing ? file : place.store;
   group_opts.start_timeout = std::max<std::chrono::nanoseconds>(left(), std::chrono::seconds(1));
-  auto group = make_group(options.transport, group_opts);
+  auto group = make_group(transport, group_opts);
   if (passing) {
     group->barrier().wait();  // nobody reads the file any more when rank 0 removes it
     file->close();
