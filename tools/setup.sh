@@ -61,6 +61,8 @@ echo '#include <gtest/gtest.h>' | compiles || apt_install libgtest-dev ||
 compiles_mpi() { command -v mpicxx >/dev/null && echo '#include <mpi.h>' | mpicxx -x c++ -fsyntax-only - 2>/dev/null; }
 compiles_mpi || apt_install libopenmpi-dev openmpi-bin ||
   say "MPI is missing, so the transport mpi is left out (Debian: apt-get install libopenmpi-dev openmpi-bin)"
+echo '#include <gloo/algorithm.h>' | compiles || apt_install libgloo-dev ||
+  say "Gloo's headers are missing, so the transport gloo is left out of C++ (Debian: apt-get install libgloo-dev)"
 if [ ! -x "$venv/mpich/bin/mpicxx" ]; then
   { "$python" -m venv "$venv/mpich" && "$venv/mpich/bin/python" -m pip install --quiet --disable-pip-version-check -r tools/requirements-mpi.txt; } 2>/dev/null ||
     say "MPICH could not be installed, so its tests are left out"

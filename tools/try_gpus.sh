@@ -11,10 +11,14 @@ venv=.venv-cuda
 [ -x $venv/bin/python ] || "${PYTHON:-python3}" -m venv $venv
 $venv/bin/python -m pip install --quiet --disable-pip-version-check -r tools/requirements.txt
 $venv/bin/python -c 'import torch; assert torch.cuda.is_available() and torch.distributed.is_nccl_available(), torch.__version__'
+# Headers that torch's own packages leave out, of the version that is there.
+toolkit=$($venv/bin/python -c 'from importlib.metadata import version; print(version("cuda-toolkit"))' 2>/dev/null) &&
+  $venv/bin/python -m pip install --quiet --disable-pip-version-check "cuda-toolkit[crt,cccl]==$toolkit"
 export PATH="$PWD/$venv/bin:$PATH"
-cmake -S . -B build/cuda -G Ninja --log-level=ERROR -DUNISONO_PYTHON=ON -DUNISONO_TESTS=OFF -DPython3_EXECUTABLE="$PWD/$venv/bin/python" \
+cmake -S . -B build/cuda -G Ninja --log-level=ERROR -DUNISONO_PYTHON=ON -DUNISONO_TESTS=OFF -DUNISONO_NCCL=ON -DPython3_EXECUTABLE="$PWD/$venv/bin/python" \
   -DCMAKE_PREFIX_PATH="$(python -c 'import torch; print(torch.utils.cmake_prefix_path)')"
 cmake --build build/cuda --target unisono _C
 
 ranks=$((gpus < 4 ? gpus : 4))
 PYTHONPATH=build/cuda/python torchrun --standalone --nproc-per-node "$ranks" tests/gpu/wrapper_on_devices.py --device cuda
+PYTHONPATH=build/cuda/python torchrun --standalone --nproc-per-node "$ranks" tests/gpu/own_group.py nccl

@@ -12,7 +12,7 @@ namespace unisono {
 
 /// Where ranks find each other at start: a small key-value store that all of them reach. We write none of our own;
 /// `init()` wraps a c10d TCPStore or FileStore.
-/// *Threads*: used from one thread at a time.
+/// *Threads*: used from one thread at a time; by groups of "gloo" and "nccl", which keep it while they live, from threads of their own too.
 class Store {
  public:
   virtual ~Store() = default;
@@ -45,11 +45,17 @@ struct Viability {
 /// Every transport this build knows, in order of preference, judged without contacting a peer.
 std::vector<Viability> viable_transports(const GroupOptions& options);
 
-/// Makes a group. `transport` is "auto" (the first viable one), "serial" (a world of one), "shm" (ranks on one host) or "mpi" (the
-/// processes that mpirun, mpiexec or srun has started; needs no store, and with a size of 1 MPI is asked for rank and size).
+/// Makes a group. `transport` is
+/// - "auto": the first viable one, "nccl" excepted;
+/// - "serial": a world of one;
+/// - "shm": ranks on one host;
+/// - "mpi": the processes that mpirun, mpiexec or srun has started; needs no store, and with a size of 1 MPI is asked for rank and size;
+/// - "gloo": ranks anywhere, through torch's Gloo, on the interfaces of GLOO_SOCKET_IFNAME or the one that the host's name resolves to;
+/// - "nccl": CUDA memory alone, through torch's NCCL, on the calling thread's present device.
+/// The last two are as `make_c10d_group` describes, and in builds that have found their headers (`viable_transports` says).
 /// *Collective*. *Blocks* until all ranks are there, at most `start_timeout`.
 /// *Throws* `invalid_argument` (unknown or not viable transport, bad rank or size, a rank claimed twice: names both pids),
-/// `timeout` (names the ranks that are missing).
+/// `timeout` (names the ranks that are missing, or says that an engine did not start).
 std::shared_ptr<ProcessGroup> make_group(const std::string& transport, const GroupOptions& options);
 
 }  // namespace unisono

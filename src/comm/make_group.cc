@@ -3,15 +3,10 @@
 #include "comm/mpi/mpi_group.h"
 #include "comm/serial/serial_group.h"
 #include "comm/shm/shm_group.h"
+#include "comm/transport.h"
 
 namespace unisono {
 namespace {
-
-struct Transport {
-  const char* name;
-  std::string (*why_not)(const GroupOptions&);
-  std::shared_ptr<ProcessGroup> (*make)(const GroupOptions&);
-};
 
 std::string why_not_serial(const GroupOptions& options) {
   if (options.size == 1) return "";
@@ -25,6 +20,12 @@ constexpr Transport kTransports[] = {
     {"mpi", why_not_mpi, [](const GroupOptions& o) { return make_mpi_group(o); }},
 };
 
+std::vector<Transport> transports() {
+  std::vector<Transport> all(std::begin(kTransports), std::end(kTransports));
+  all.insert(all.end(), torch_transports().begin(), torch_transports().end());
+  return all;
+}
+
 [[noreturn]] void refuse(const GroupOptions& options, const std::string& problem) {
   throw Error(ErrorCode::invalid_argument, "make_group, rank " + std::to_string(options.rank) + " of " +
                                                std::to_string(options.size) + ": " + problem);
@@ -34,7 +35,7 @@ constexpr Transport kTransports[] = {
 
 std::vector<Viability> viable_transports(const GroupOptions& options) {
   std::vector<Viability> out;
-  for (const auto& transport : kTransports) {
+  for (const auto& transport : transports()) {
     const std::string reason = transport.why_not(options);
     out.push_back({transport.name, reason.empty(), reason});
   }
@@ -49,18 +50,16 @@ std::shared_ptr<ProcessGroup> make_group(const std::string& transport, const Gro
   if (options.timeout.count() <= 0) refuse(options, "the timeout must be positive");
   std::string names;
   std::string reasons;
-  for (const auto& candidate : kTransports) {
+  for (const auto& candidate : transports()) {
     names += std::string(names.empty() ? "" : ", ") + candidate.name;
-    if (transport != "auto" && transport != candidate.name) continue;
+    if (transport == "auto" ? !candidate.automatic : transport != candidate.name) continue;
     const std::string reason = candidate.why_not(options);
     if (reason.empty()) return candidate.make(options);
     reasons += std::string(reasons.empty() ? "" : "; ") + candidate.name + ": " + reason;
   }
   if (!reasons.empty()) refuse(options, "no transport can serve this group. " + reasons);
-  if (transport == "gloo" || transport == "nccl") {
-    refuse(options, transport + " comes through torch, whose headers for it are not installed with it: use make_c10d_group(a torch group) from C++, " +
-                        "unisono.init(\"gloo\") or a process_group from Python, or the transport mpi");
-  }
+  if (transport == "gloo" || transport == "nccl")
+    refuse(options, transport + " comes with torch, and this program was built without it: link the library unisono, or use the transport mpi");
   refuse(options, "unknown transport '" + transport + "'; this build has auto, " + names);
 }
 

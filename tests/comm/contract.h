@@ -26,6 +26,8 @@ struct Transport {
   std::function<Maker(int size, std::chrono::nanoseconds timeout)> world;
   /// Whether ranks may be processes; then the maker of `world` is called in each.
   bool processes = false;
+  /// Whether the others learn which process was killed, not only that one was.
+  bool names_the_dead = true;
   /// Where ranks are processes that all run this program: which one this is; -1 where they are threads. Then `world` is called by
   /// every process, and `meeting` makes a way to wait for one another outside of any group.
   int own_rank = -1;
@@ -34,6 +36,8 @@ struct Transport {
   bool delicate = false;
   /// Whether a call's data may lie in allocated memory on some ranks only.
   bool mixes_places = true;
+  /// Small ones where sums are an engine's own: their order and what becomes of a NaN are its business.
+  Numbers numbers = Numbers::any;
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Transport& t) { return out << t.name; }
@@ -117,7 +121,7 @@ class Contract : public ::testing::TestWithParam<Transport> {
 
 /// A seeded random sequence of mixed calls with random yields, checked against the reference; throws when anything is
 /// wrong.
-void chaos(ProcessGroup& group, const std::vector<Place>& places, std::uint64_t seed, int calls);
+void chaos(const Transport& transport, ProcessGroup& group, std::uint64_t seed, int calls);
 
 /// Transports whose ranks may be processes, by name; for the child program.
 void register_for_processes(const Transport& transport);

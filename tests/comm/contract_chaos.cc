@@ -56,14 +56,14 @@ struct Running {
 };
 
 /// Makes the call of a plan and works out what must come of it.
-Running start(ProcessGroup& group, const Plan& p, Arena& arena) {
+Running start(const Transport& transport, ProcessGroup& group, const Plan& p, Arena& arena) {
   const auto n = static_cast<std::size_t>(group.size()), r = static_cast<std::size_t>(group.rank());
   const bool wide = p.kind == Kind::reduce_scatter || p.kind == Kind::all_to_all;
   std::vector<Bytes> inputs;
   std::vector<double> sums;
   Running run{.plan = p};
   for (std::size_t k = 0; k < n; ++k) {
-    inputs.push_back(make_elements(p.dtype, p.count * (wide ? n : 1), p.seed * 64 + k));
+    inputs.push_back(make_elements(p.dtype, p.count * (wide ? n : 1), p.seed * 64 + k, transport.numbers));
     sums.push_back(0.3 * static_cast<double>(k + p.seed % 5));
     run.word |= 1ull << ((p.seed + 3 * k) % 64);
   }
@@ -131,7 +131,7 @@ void finish(Running& run) {
 
 }  // namespace
 
-void chaos(ProcessGroup& group, const std::vector<Place>& places, std::uint64_t seed, int calls) {
+void chaos(const Transport& transport, ProcessGroup& group, std::uint64_t seed, int calls) {
   std::mt19937_64 common(seed), own(seed * 100 + static_cast<std::uint64_t>(group.rank()));
   Arena arena(group, 24 << 20);
   int made = 0;
@@ -140,8 +140,8 @@ void chaos(ProcessGroup& group, const std::vector<Place>& places, std::uint64_t 
     std::vector<Running> running;
     for (std::uint64_t burst = 1 + common() % 20; burst > 0 && made < calls; --burst, ++made) {
       for (std::uint64_t k = own() % 4; k > 0; --k) std::this_thread::yield();
-      const Plan plan = draw(common, places, group.size(), static_cast<std::uint64_t>(made));
-      running.push_back(start(group, plan, arena));
+      const Plan plan = draw(common, places_of(transport), group.size(), static_cast<std::uint64_t>(made));
+      running.push_back(start(transport, group, plan, arena));
       if (own() % 3 == 0) running[own() % running.size()].work.poll();
     }
     std::shuffle(running.begin(), running.end(), own);
@@ -153,7 +153,7 @@ TEST_P(Contract, Chaos) {
   for (int size : world_sizes(GetParam())) {
     for (std::uint64_t seed : {1, 2}) {
       run_ranks(GetParam(), size, [&](ProcessGroup& group) {
-        chaos(group, places_of(GetParam()), seed, kSanitized ? 100 : 400);
+        chaos(GetParam(), group, seed, kSanitized ? 100 : 400);
       });
     }
   }

@@ -10,10 +10,10 @@ namespace {
 const std::vector<std::size_t> kCounts = {0, 1, 3, 1000, 4097};
 constexpr std::size_t kLarge = 300001;  // more than any chunk
 
-std::vector<Bytes> inputs_of(Dtype dtype, int size, std::size_t count, std::uint64_t seed = 0) {
+std::vector<Bytes> inputs_of(Dtype dtype, int size, std::size_t count, Numbers numbers = Numbers::any) {
   std::vector<Bytes> inputs;
   for (int r = 0; r < size; ++r)
-    inputs.push_back(make_elements(dtype, count, seed + 1000 * count + static_cast<std::uint64_t>(r)));
+    inputs.push_back(make_elements(dtype, count, 1000 * count + static_cast<std::uint64_t>(r), numbers));
   return inputs;
 }
 
@@ -49,14 +49,14 @@ struct Case {
   Bytes expected;
 };
 
-std::vector<Case> cases_of(int size, const std::vector<std::size_t>& counts, const std::vector<ReduceOp>& ops,
-                           const std::vector<Dtype>& dtypes = kDtypes) {
+std::vector<Case> cases_of(const Transport& transport, int size, const std::vector<std::size_t>& counts,
+                           const std::vector<ReduceOp>& ops, const std::vector<Dtype>& dtypes = kDtypes) {
   std::vector<Case> cases;
   for (Dtype dtype : dtypes) {
     for (ReduceOp op : ops) {
       for (std::size_t count : counts) {
         if (!is_defined(op, dtype)) continue;
-        Case c{dtype, op, count, inputs_of(dtype, size, count), {}};
+        Case c{dtype, op, count, inputs_of(dtype, size, count, transport.numbers), {}};
         c.expected = reduce_reference(c.inputs, dtype, op);
         cases.push_back(std::move(c));
       }
@@ -87,7 +87,7 @@ Bytes slice(const Bytes& bytes, std::size_t begin, std::size_t length) {
 
 TEST_P(Contract, AllReduceEveryDtypeOpCount) {
   for (int size : world_sizes(GetParam())) {
-    const auto cases = cases_of(size, kCounts, kOps);
+    const auto cases = cases_of(GetParam(), size, kCounts, kOps);
     run_ranks(GetParam(), size, [&](ProcessGroup& group) {
       Arena arena(group, 64 << 10);
       all_reduce_cases(GetParam(), group, arena, cases);
@@ -98,8 +98,8 @@ TEST_P(Contract, AllReduceEveryDtypeOpCount) {
 TEST_P(Contract, AllReduceLargerThanAChunk) {
   for (int size : world_sizes(GetParam())) {
     if (size != 1 && size != 2 && size != 3 && size != 8) continue;
-    const auto cases = kSanitized ? cases_of(size, {kLarge}, {ReduceOp::sum}, {Dtype::f32, Dtype::u8})
-                                  : cases_of(size, {kLarge}, {ReduceOp::sum, ReduceOp::avg});
+    const auto cases = kSanitized ? cases_of(GetParam(), size, {kLarge}, {ReduceOp::sum}, {Dtype::f32, Dtype::u8})
+                                  : cases_of(GetParam(), size, {kLarge}, {ReduceOp::sum, ReduceOp::avg});
     run_ranks(GetParam(), size, [&](ProcessGroup& group) {
       Arena arena(group, 3 << 20);
       all_reduce_cases(GetParam(), group, arena, cases);
@@ -110,7 +110,7 @@ TEST_P(Contract, AllReduceLargerThanAChunk) {
 TEST_P(Contract, DivideBySum) {
   for (int size : world_sizes(GetParam())) {
     for (Dtype dtype : {Dtype::f32, Dtype::f64, Dtype::f16, Dtype::bf16}) {
-      const auto inputs = inputs_of(dtype, size, 1000);
+      const auto inputs = inputs_of(dtype, size, 1000, GetParam().numbers);
       run_ranks(GetParam(), size, [&](ProcessGroup& group) {
         Arena arena(group, 64 << 10);
         const auto r = static_cast<std::size_t>(group.rank());
@@ -200,10 +200,10 @@ TEST_P(Contract, ReduceScatter) {
     const auto n = static_cast<std::size_t>(size);
     std::vector<Case> cases;
     for (std::size_t count : {0ul, 1ul, 3ul, 1000ul}) {
-      const auto some = cases_of(size, {count * n}, {ReduceOp::sum, ReduceOp::avg, ReduceOp::max});
+      const auto some = cases_of(GetParam(), size, {count * n}, {ReduceOp::sum, ReduceOp::avg, ReduceOp::max});
       cases.insert(cases.end(), some.begin(), some.end());
     }
-    if (size == 3) cases.push_back(cases_of(size, {kLarge / n * n}, {ReduceOp::sum})[0]);
+    if (size == 3) cases.push_back(cases_of(GetParam(), size, {kLarge / n * n}, {ReduceOp::sum})[0]);
     run_ranks(GetParam(), size, [&](ProcessGroup& group) {
       const auto r = static_cast<std::size_t>(group.rank());
       Arena arena(group, 3 << 20);

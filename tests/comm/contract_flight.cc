@@ -11,10 +11,10 @@
 namespace unisono::testing {
 namespace {
 
-std::vector<Bytes> inputs_of(int size, std::size_t count, std::uint64_t seed) {
+std::vector<Bytes> inputs_of(const Transport& transport, int size, std::size_t count, std::uint64_t seed) {
   std::vector<Bytes> inputs;
   for (int r = 0; r < size; ++r)
-    inputs.push_back(make_elements(Dtype::f32, count, seed * 100 + static_cast<std::uint64_t>(r)));
+    inputs.push_back(make_elements(Dtype::f32, count, seed * 100 + static_cast<std::uint64_t>(r), transport.numbers));
   return inputs;
 }
 
@@ -25,8 +25,8 @@ struct Flight {
   Work work;
 };
 
-Flight start(ProcessGroup& group, std::size_t count, std::uint64_t seed) {
-  const auto inputs = inputs_of(group.size(), count, seed);
+Flight start(const Transport& transport, ProcessGroup& group, std::size_t count, std::uint64_t seed) {
+  const auto inputs = inputs_of(transport, group.size(), count, seed);
   Flight flight{
       inputs[static_cast<std::size_t>(group.rank())], reduce_reference(inputs, Dtype::f32, ReduceOp::sum), {}};
   return flight;
@@ -46,7 +46,7 @@ TEST_P(Contract, ManyInFlightWaitedInAnyOrder) {
       for (int order = 0; order < 3; ++order) {
         std::vector<Flight> flights(100);
         for (std::size_t k = 0; k < flights.size(); ++k) {
-          flights[k] = start(group, k * 13 % 700, k);
+          flights[k] = start(GetParam(), group, k * 13 % 700, k);
           flights[k].work = group.all_reduce(buffer_of(flights[k].data, Dtype::f32));
         }
         std::vector<std::size_t> sequence(flights.size());
@@ -72,7 +72,7 @@ TEST_P(Contract, SeveralBucketsInPlaceInFlight) {
         std::vector<Flight> flights(24);
         std::vector<Buffer> buffers;
         for (std::size_t k = 0; k < flights.size(); ++k) {
-          flights[k] = start(group, 1 + k * 331 % 5000, k + 10);
+          flights[k] = start(GetParam(), group, 1 + k * 331 % 5000, k + 10);
           buffers.push_back(arena.put(flights[k].data, Dtype::f32, Place::allocated));
           flights[k].work = group.all_reduce(buffers[k]);
         }
@@ -93,7 +93,7 @@ TEST_P(Contract, TwoGroupsInOppositeOrders) {
       run_ranks(GetParam(), size, 2, [&](const auto& groups) {
         const bool swapped = groups[0]->rank() % 2 == 1;
         for (std::uint64_t k = 0; k < 20; ++k) {
-          Flight flights[2] = {start(*groups[0], 3000, 2 * k), start(*groups[1], 500, 2 * k + 1)};
+          Flight flights[2] = {start(GetParam(), *groups[0], 3000, 2 * k), start(GetParam(), *groups[1], 500, 2 * k + 1)};
           const std::size_t first_call = swapped && calls_too ? 1 : 0, first_wait = swapped ? 1 : 0;
           for (std::size_t g : {first_call, 1 - first_call}) {
             flights[g].work = groups[g]->all_reduce(buffer_of(flights[g].data, Dtype::f32));
@@ -114,7 +114,7 @@ TEST_P(Contract, ACallNeverWaitedForEnds) {
     Meeting peer_done(GetParam(), 2);
     run_ranks(GetParam(), 2, [&](ProcessGroup& group) {
       Arena arena(group, 1 << 20);
-      Flight flight = start(group, 70001, 3);
+      Flight flight = start(GetParam(), group, 70001, 3);
       Buffer data = arena.put(flight.data, Dtype::f32, place);
       group.barrier().wait();
       if (group.rank() == 0) {
@@ -135,7 +135,7 @@ TEST_P(Contract, PollNeverWaitsForAPeer) {
   if (!needs(2)) return;
   Meeting polled(GetParam(), 2);
   run_ranks(GetParam(), 2, [&](ProcessGroup& group) {
-    Flight flight = start(group, 2000, 4);
+    Flight flight = start(GetParam(), group, 2000, 4);
     if (group.rank() == 0) {
       flight.work = group.all_reduce(buffer_of(flight.data, Dtype::f32));
       for (int i = 0; i < 1000; ++i) require(!flight.work.poll(), "a call ended without the other rank");
@@ -159,7 +159,7 @@ TEST_P(Contract, OneThreadPerGroup) {
     for (std::size_t g = 0; g < kGroups; ++g) {
       threads.push_back(std::async(std::launch::async, [&group = *groups[g], g] {
         for (std::uint64_t k = 0; k < 40; ++k) {
-          Flight flight = start(group, k * 97 % 3000, k + 1000 * g);
+          Flight flight = start(GetParam(), group, k * 97 % 3000, k + 1000 * g);
           group.all_reduce(buffer_of(flight.data, Dtype::f32)).wait();
           require_same(flight.expected, flight.data.data(), "group " + std::to_string(g));
         }
@@ -174,7 +174,7 @@ TEST_P(Contract, WaitedForByAnotherThread) {
   const int size = std::min(GetParam().max_ranks, 2);
   run_ranks(GetParam(), size, [&](ProcessGroup& group) {
     for (std::uint64_t k = 0; k < 20; ++k) {
-      Flight flight = start(group, 4000, k);
+      Flight flight = start(GetParam(), group, 4000, k);
       flight.work = group.all_reduce(buffer_of(flight.data, Dtype::f32));
       std::async(std::launch::async, [work = flight.work]() mutable { work.wait(); }).get();
       require_same(flight.expected, flight.data.data(), "waited for elsewhere");

@@ -9,17 +9,17 @@
 namespace unisono::testing {
 namespace {
 
-std::vector<Bytes> inputs_of(int size, std::size_t count, std::uint64_t seed) {
+std::vector<Bytes> inputs_of(const Transport& transport, int size, std::size_t count, std::uint64_t seed) {
   std::vector<Bytes> inputs;
   for (int r = 0; r < size; ++r)
-    inputs.push_back(make_elements(Dtype::f32, count, seed * 10 + static_cast<std::uint64_t>(r)));
+    inputs.push_back(make_elements(Dtype::f32, count, seed * 10 + static_cast<std::uint64_t>(r), transport.numbers));
   return inputs;
 }
 
 /// All-reduces in this memory, at an offset, and looks at the result and around it.
-void use(ProcessGroup& group, const Buffer& memory, std::uint64_t seed) {
+void use(const Transport& transport, ProcessGroup& group, const Buffer& memory, std::uint64_t seed) {
   const std::size_t count = std::min<std::size_t>((memory.count - 128) / 4, 5000);
-  const auto inputs = inputs_of(group.size(), count, seed);
+  const auto inputs = inputs_of(transport, group.size(), count, seed);
   auto* begin = static_cast<unsigned char*>(memory.data);
   begin[63] = begin[64 + count * 4] = static_cast<unsigned char>(group.rank() + 1);
   std::copy_n(inputs[static_cast<std::size_t>(group.rank())].data(), count * 4, begin + 64);
@@ -51,7 +51,7 @@ TEST_P(Contract, AllocateAndFreeManyTimes) {
   run_ranks(GetParam(), size, [&](ProcessGroup& group) {
     for (int k = 0; k < rounds; ++k) {
       const Buffer memory = group.allocate(4096 + static_cast<std::size_t>(k % 7) * 30000);
-      use(group, memory, static_cast<std::uint64_t>(k));
+      use(GetParam(), group, memory, static_cast<std::uint64_t>(k));
     }
   });
 }
@@ -69,8 +69,8 @@ TEST_P(Contract, FreedInAnotherOrderOnEachRank) {
           if (order[k] != 7) all[order[k]] = {};  // not the last: it is used on all ranks below
         }
         const Buffer fresh = group.allocate(8192);
-        use(group, fresh, 100 + round);
-        use(group, all[7], 200 + round);
+        use(GetParam(), group, fresh, 100 + round);
+        use(GetParam(), group, all[7], 200 + round);
       }
     });
   }
@@ -81,7 +81,7 @@ TEST_P(Contract, MemoryOutlivesTheGroup) {
   std::vector<Buffer> kept(static_cast<std::size_t>(size));
   run_ranks(GetParam(), size, [&](ProcessGroup& group) {
     Buffer memory = group.allocate(10000);
-    use(group, memory, 1);
+    use(GetParam(), group, memory, 1);
     kept[static_cast<std::size_t>(group.rank())] = memory;
   });
   for (Buffer& memory : kept) {
@@ -102,7 +102,7 @@ TEST_P(Contract, MemoryThatDoesNotFitIsRefusedByAll) {
       require(failure->code == ErrorCode::invalid_argument, "the code of: " + failure->text);
       require(failure->text.find(std::to_string(bytes)) != std::string::npos, "the size is not in: " + failure->text);
       const Buffer memory = group.allocate(8192);  // the group still works
-      use(group, memory, 9);
+      use(GetParam(), group, memory, 9);
     });
   }
 }

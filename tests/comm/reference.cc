@@ -162,6 +162,16 @@ std::uint16_t small_f16(std::mt19937_64& random) {
   return narrow_f16(static_cast<float>(std::ldexp(static_cast<double>(random() >> 11), -53) * 8 - 4));
 }
 
+void put_small(Bytes& bytes, std::size_t i, std::mt19937_64& random, Dtype dtype) {
+  const double value = static_cast<double>(random() % 9) - 4;
+  switch (dtype) {
+    case Dtype::f32: return put(bytes, i, static_cast<float>(value));
+    case Dtype::f64: return put(bytes, i, value);
+    case Dtype::f16: return put(bytes, i, narrow_f16(static_cast<float>(value)));
+    default: return put(bytes, i, narrow_bf16(static_cast<float>(value)));
+  }
+}
+
 }  // namespace
 
 float widen_f16(std::uint16_t h) { return widen(h, 5, 10); }
@@ -174,10 +184,15 @@ double tree_sum(const std::vector<double>& values) {
   return tree(leaf, 0, values.size(), [](double a, double b) { return a + b; });
 }
 
-Bytes make_elements(Dtype dtype, std::size_t count, std::uint64_t seed) {
+Bytes make_elements(Dtype dtype, std::size_t count, std::uint64_t seed, Numbers numbers) {
   std::mt19937_64 random(seed * 0x9e3779b97f4a7c15u + static_cast<std::uint64_t>(dtype));
   Bytes out(count * size_of(dtype));
+  const bool floating = dtype == Dtype::f32 || dtype == Dtype::f64 || dtype == Dtype::f16 || dtype == Dtype::bf16;
   for (std::size_t i = 0; i < count; ++i) {
+    if (numbers == Numbers::small && floating) {
+      put_small(out, i, random, dtype);
+      continue;
+    }
     switch (dtype) {
       case Dtype::f32:
         put_floating<float, std::uint32_t>(out, i, random,

@@ -13,9 +13,12 @@ namespace unisono::testing {
 
 using Bytes = std::vector<unsigned char>;
 
-/// Deterministic elements of `dtype`: mostly moderate numbers of both signs, some of them special (NaNs with payloads,
-/// infinities, both zeros, denormals, extremes).
-Bytes make_elements(Dtype dtype, std::size_t count, std::uint64_t seed);
+/// `any`: mostly moderate numbers of both signs, some of them special (NaNs with payloads, infinities, both zeros, denormals, extremes).
+/// `small`: floating ones are whole, from -4 to 4, and none is -0.0: sums and products of up to four are exact in every format, so
+/// that they are the same in any order.
+enum class Numbers { any, small };
+/// Deterministic elements of `dtype`.
+Bytes make_elements(Dtype dtype, std::size_t count, std::uint64_t seed, Numbers numbers = Numbers::any);
 
 /// The reduction of one buffer per rank. `avg` divides by the number of ranks, sums by `divisor`.
 Bytes reduce_reference(const std::vector<Bytes>& inputs, Dtype dtype, ReduceOp op, double divisor = 1);

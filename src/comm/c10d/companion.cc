@@ -85,7 +85,7 @@ std::shared_ptr<ProcessGroup> duplicate(ProcessGroup& group) {
   throw Error(ErrorCode::invalid_argument,
               here(group) +
                   "only shared memory, and a round robin that begins with it, can be duplicated here. Make a second group of the same ranks "
-                  "(torch.distributed.new_group) and give it to set_companion");
+                  "(torch.distributed.new_group; in C++ make_group with another prefix) and give it to set_companion");
 }
 
 }  // namespace

@@ -20,14 +20,13 @@
 
 #include <unisono/c10d.h>
 
+#include "comm/c10d/first_line.h"
 #include "comm/c10d/private_directory.h"
 
 namespace unisono {
 namespace {
 
 bool is_loopback(const std::string& host) { return host == "localhost" || host == "::1" || host.starts_with("127."); }
-
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 constexpr std::chrono::seconds kOccupant{5};  // for whatever holds our port to show that it is a store
 
@@ -102,7 +101,7 @@ c10::intrusive_ptr<c10d::Store> connect(const Environment& environment, std::chr
     throw Error(ErrorCode::timeout, "unisono::init: rank " + std::to_string(environment.rank) + " found no store at " +
                                         environment.host + ":" + std::to_string(environment.port) + ": missing " + who +
                                         ", which hosts it. Start it, or correct MASTER_ADDR and MASTER_PORT (" +
-                                        first_line(e.what()) + ")");
+                                        first_line(e) + ")");
   }
 }
 
@@ -130,7 +129,7 @@ c10::intrusive_ptr<c10d::Store> host(const Environment& environment, std::chrono
   try {
     return c10::make_intrusive<c10d::TCPStore>(numeric(environment.host), options);
   } catch (const c10::Error& e) {
-    return connect_to_occupant(environment, timeout, first_line(e.what_without_backtrace()));
+    return connect_to_occupant(environment, timeout, first_line(e));
   }
 }
 
@@ -143,16 +142,18 @@ c10::intrusive_ptr<c10d::Store> open_file(const std::string& path) {
   try {
     return c10::make_intrusive<c10d::FileStore>(path, -1);
   } catch (const std::exception& e) {
-    throw Error(ErrorCode::invalid_argument, "unisono::init: cannot use the store file " + path + ": " + first_line(e.what()));
+    throw Error(ErrorCode::invalid_argument, "unisono::init: cannot use the store file " + path + ": " + first_line(e));
   }
 }
 
 MeetingPlace as_place(c10::intrusive_ptr<c10d::Store> store) { return {make_store(std::move(store)), nullptr}; }
 
-MeetingPlace open_job_file(const Environment& environment) {
-  const std::string directory = private_job_directory(environment.job);
+}  // namespace
+
+MeetingPlace open_host_place(const std::string& name, bool removes) {
+  const std::string directory = private_job_directory(name);
   auto place = as_place(open_file(directory + "/store"));
-  if (environment.rank != 0) return place;
+  if (!removes) return place;
   place.cleanup = std::shared_ptr<void>(nullptr, [directory](void*) {
             std::error_code ignored;
             std::filesystem::remove_all(directory, ignored);
@@ -173,7 +174,7 @@ MeetingPlace open_meeting_place(const Environment& environment, std::chrono::nan
     case Environment::Meeting::tcp:
       return as_place(environment.rank == 0 ? host(environment, timeout) : connect(environment, timeout));
     case Environment::Meeting::file: return as_place(open_file(environment.path));
-    case Environment::Meeting::job_file: return open_job_file(environment);
+    case Environment::Meeting::job_file: return open_host_place(environment.job, environment.rank == 0);
   }
   return {};
 }

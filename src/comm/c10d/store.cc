@@ -8,15 +8,13 @@
 
 #include <unisono/c10d.h>
 
+#include "comm/c10d/first_line.h"
+#include "comm/c10d/store_for_torch.h"
+
 namespace unisono {
 namespace {
 
 constexpr std::chrono::milliseconds kLongestPause{10};
-
-std::string first_line(const char* text) {
-  const std::string all(text);
-  return all.substr(0, all.find('\n'));
-}
 
 class C10dStore final : public Store {
  public:
@@ -59,21 +57,26 @@ class C10dStore final : public Store {
     } catch (const c10::DistNetworkError& e) {
       throw Error(ErrorCode::peer_lost, std::string("the store does not answer to ") + what + " of '" + key +
                                             "'; the process that hosts it (rank 0 or the launcher) is gone: " +
-                                            first_line(e.what_without_backtrace()));
+                                            first_line(e));
     } catch (const c10::Error& e) {
       throw Error(ErrorCode::internal, std::string("the store failed at ") + what + " of '" + key +
-                                           "': " + first_line(e.what_without_backtrace()));
+                                           "': " + first_line(e));
     }
   }
 
   c10::intrusive_ptr<c10d::Store> store_;
-  friend c10::intrusive_ptr<c10d::Store> unisono::torch_store(const Store& store);
+  friend c10::intrusive_ptr<c10d::Store> unisono::torch_store_or_null(const Store& store);
 };
 
 }  // namespace
 
+c10::intrusive_ptr<c10d::Store> torch_store_or_null(const Store& store) {
+  const auto* ours = dynamic_cast<const C10dStore*>(&store);
+  return ours ? ours->store_ : nullptr;
+}
+
 c10::intrusive_ptr<c10d::Store> torch_store(const Store& store) {
-  if (const auto* ours = dynamic_cast<const C10dStore*>(&store)) return ours->store_;
+  if (auto theirs = torch_store_or_null(store)) return theirs;
   throw Error(ErrorCode::invalid_argument, "between hosts ranks need a store of torch.distributed to meet in, and this is none");
 }
 

@@ -39,7 +39,7 @@ std::shared_ptr<ProcessGroup> make_over_hosts(std::unique_ptr<Engine> flat, cons
   for (const auto& ranks : layout.hosts) first.push_back(ranks[0]);
   parts.leaders = make("leaders", first);
   const auto names = tell(std::to_string(std::random_device()()) + "-" + std::to_string(layout.own()[0]));
-  auto store = layout.own().size() > 1 ? open(names[static_cast<std::size_t>(layout.own()[0])]) : nullptr;
+  auto store = layout.own().size() > 1 ? open(names[static_cast<std::size_t>(layout.own()[0])], layout.place == 0) : nullptr;
   parts.flat = std::move(flat);
   return make_hierarchy(std::move(layout), std::move(parts), std::move(store));
 }

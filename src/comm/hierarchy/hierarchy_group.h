@@ -18,8 +18,8 @@ std::shared_ptr<ProcessGroup> make_hierarchy(HostLayout layout, HierarchyParts p
 
 /// The engine of these ranks, given on each of them; null on every other. Asked for the same in the same order on all ranks.
 using MakeEngine = std::function<std::unique_ptr<Engine>(const std::string& name, const std::vector<int>& ranks)>;
-/// The store in which the ranks of a host meet, under a name that is no other host's, and no other run's.
-using OpenHostStore = std::function<std::shared_ptr<Store>(const std::string& name)>;
+/// The store in which the ranks of a host meet, under a name that is no other host's, and no other run's; `first`: of the host's ranks.
+using OpenHostStore = std::function<std::shared_ptr<Store>(const std::string& name, bool first)>;
 
 /// Finds out which ranks share a host and makes the group that suits: a hierarchy, or `flat` alone where each rank has a host of its own or
 /// all have the same. *Collective*, *blocks*. *Throws* as `find_hosts`, `make_hierarchy` and what is given.
