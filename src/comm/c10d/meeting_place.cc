@@ -161,8 +161,6 @@ MeetingPlace open_host_place(const std::string& name, bool removes) {
   return place;
 }
 
-}  // namespace
-
 MeetingPlace open_meeting_place(const Environment& environment, std::chrono::nanoseconds timeout) {
   switch (environment.meeting) {
     case Environment::Meeting::none:
