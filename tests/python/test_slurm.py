@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from private_slurm import PrivateSlurm, why_not
 
+import unisono
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("UNISONO_BUILD_DIR", REPOSITORY / "build" / "release"))
 EXAMPLE = BUILD / "examples" / "minimal"
@@ -140,11 +142,17 @@ def test_a_cpp_program(slurm):
     example_on(slurm, "--ntasks=2")
 
 
-def test_a_cpp_program_on_two_nodes_has_the_same_bits(slurm):
-    """Over MPI, which srun starts."""
-    if reason := why_no_pmix(slurm):
+@pytest.mark.parametrize("started", ["pmix", "none"])
+def test_a_cpp_program_on_two_nodes_has_the_same_bits(slurm, started):
+    """Over the MPI that srun starts, and over Gloo where it starts none."""
+    if reason := why_no_pmix(slurm) if started == "pmix" else why_no_gloo():
         pytest.skip(reason)
-    assert example_on(slurm, "--mpi=pmix", "--nodes=2", "--ntasks=2") == example_on(slurm, "--ntasks=2")
+    two_nodes = example_on(slurm, f"--mpi={started}", "--nodes=2", "--ntasks=2")
+    assert two_nodes == example_on(slurm, "--ntasks=2")
+
+
+def why_no_gloo():
+    return next(reason for name, _, reason in unisono.viable_transports(2) if name == "gloo")
 
 
 def why_no_pmix(slurm):
