@@ -3,6 +3,7 @@
 
 #include <unisono/init.h>
 
+#include "base/env.h"
 #include "comm/c10d/engines/gloo.h"
 #include "comm/c10d/meeting_place.h"
 #include "comm/c10d/passing_store.h"
@@ -49,7 +50,9 @@ std::shared_ptr<ProcessGroup> over_mpi(const Environment& environment, const Gro
                                                ". Or set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there.");
 }
 
+// srun --mpi=none, often the default, brings none, and Open MPI would end the process that tries to start it.
 bool brought_mpi(const Environment& environment) {
+  if (environment.source == Environment::Source::slurm) return env_string("PMIX_RANK") || env_string("PMI_RANK");
   return environment.source != Environment::Source::variables && environment.source != Environment::Source::arguments;
 }
 
@@ -60,6 +63,8 @@ std::string over_hosts(const Environment& environment, const GroupOptions& optio
     const std::string reason = why_not("mpi", options);
     if (reason.empty()) return "mpi";
     reasons = "mpi: " + reason + "; ";
+  } else if (environment.source == Environment::Source::slurm) {
+    reasons = "mpi: srun was not told to bring one (--mpi=pmix or pmi2); ";
   }
   const std::string reason = why_no_gloo();
   if (reason.empty()) return "gloo";
