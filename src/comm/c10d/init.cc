@@ -36,7 +36,7 @@ GroupOptions group_options(const InitOptions& options, const Environment& enviro
 std::shared_ptr<ProcessGroup> mpi_over_hosts(const GroupOptions& options) {
   std::shared_ptr<PassingStore> file;
   auto group = make_mpi_group_over_hosts(options, [&](const std::string& name, bool first) {
-    return file = std::make_shared<PassingStore>(open_host_place(name, first));
+    return file = std::make_shared<PassingStore>(open_host_place(name, first, options.start_timeout));
   });
   group->barrier().wait();  // nobody reads it any more
   if (file) file->close();

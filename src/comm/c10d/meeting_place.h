@@ -20,6 +20,6 @@ MeetingPlace open_meeting_place(const Environment& environment, std::chrono::nan
 
 /// A store for the ranks of one host, who all know `name`, which nobody else uses: a file in a private directory. `cleanup` where this rank
 /// `removes` it.
-MeetingPlace open_host_place(const std::string& name, bool removes);
+MeetingPlace open_host_place(const std::string& name, bool removes, std::chrono::nanoseconds timeout);
 
 }  // namespace unisono
