@@ -1,5 +1,6 @@
 #include "comm/contract.h"
 #include "comm/emulated_hosts.h"
+#include "comm/issuer/issued_group.h"
 
 namespace unisono::testing {
 namespace {
@@ -20,11 +21,11 @@ Transport hosts(const std::string& name, int first) {
       .name = name,
       .max_ranks = 5,
       .world = [first](int, std::chrono::nanoseconds) -> Maker {
-        return [first](const GroupOptions& options) {
+        return [first](const GroupOptions& options) -> std::shared_ptr<ProcessGroup> {
           if (options.size == 1) return make_group("serial", options);
           // Where all ranks fit onto the first host there is nothing between hosts: then it is smaller.
           const int least = options.size <= 2 ? 1 : options.size <= first ? 2 : first;
-          return make_emulated_hosts(hosts_of(options.size, least), options);
+          return std::make_shared<IssuedGroup>(make_emulated_hosts(hosts_of(options.size, least), options));
         };
       },
       .processes = true,

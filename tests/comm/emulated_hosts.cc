@@ -26,24 +26,27 @@ class PrefixStore final : public Store {
 
 }  // namespace
 
-std::shared_ptr<ProcessGroup> make_emulated_hosts(const std::vector<std::vector<int>>& hosts, const GroupOptions& options,
-                                                  const HostHooks& hooks) {
+std::unique_ptr<Engine> shared_memory_among(const char*, const GroupOptions& options) {
+  return make_group_engine(make_group("shm", options), options.store, options.prefix + "/notices");
+}
+
+std::unique_ptr<Engine> make_emulated_hosts(const std::vector<std::vector<int>>& hosts, const GroupOptions& options,
+                                            const EngineAmong& among) {
   HostLayout layout = layout_of(hosts, options.rank);
   const auto engine = [&](const char* part, const std::string& name, std::size_t rank, std::size_t size) {
     GroupOptions own = options;
     own.rank = static_cast<int>(rank);
     own.size = static_cast<int>(size);
     own.prefix = options.prefix + "/" + name;
-    auto made = make_group_engine(make_group("shm", own), options.store, own.prefix + "/notices");
-    return hooks.engine ? hooks.engine(std::move(made), part) : std::move(made);
+    return among(part, own);
   };
   HierarchyParts parts;
-  parts.flat = engine("flat", "flat", static_cast<std::size_t>(options.rank), layout.ranks());
+  parts.flat = engine("all", "all", static_cast<std::size_t>(options.rank), layout.ranks());
   if (layout.place < layout.narrowest())
     parts.across = engine("across", "across" + std::to_string(layout.place), layout.host, layout.hosts.size());
   if (layout.place == 0) parts.leaders = engine("leaders", "leaders", layout.host, layout.hosts.size());
   auto store = std::make_shared<PrefixStore>(options.store, options.prefix + "/host" + std::to_string(layout.host) + "/");
-  return make_hierarchy(std::move(layout), std::move(parts), std::move(store));
+  return make_hierarchy_engine(std::move(layout), std::move(parts), std::move(store));
 }
 
 }  // namespace unisono::testing

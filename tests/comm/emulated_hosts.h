@@ -8,13 +8,13 @@
 
 namespace unisono::testing {
 
-/// What a test puts around a part of a hierarchy before it is used.
-struct HostHooks {
-  std::function<std::unique_ptr<Engine>(std::unique_ptr<Engine>, const char* part)> engine = nullptr;
-};
+/// What is between hosts: the engine of the ranks that have `options` in common but for their rank. `part`: "all", "across", "leaders".
+using EngineAmong = std::function<std::unique_ptr<Engine>(const char* part, const GroupOptions& options)>;
+/// Shared memory once more.
+std::unique_ptr<Engine> shared_memory_among(const char* part, const GroupOptions& options);
 
-/// A hierarchy of hosts that are none: what is between them is shared memory once more. The ranks of all hosts meet in `options.store`.
-std::shared_ptr<ProcessGroup> make_emulated_hosts(const std::vector<std::vector<int>>& hosts, const GroupOptions& options,
-                                                  const HostHooks& hooks = {});
+/// The engine of a hierarchy of hosts that are none. The ranks of all hosts meet in `options.store`.
+std::unique_ptr<Engine> make_emulated_hosts(const std::vector<std::vector<int>>& hosts, const GroupOptions& options,
+                                            const EngineAmong& among = shared_memory_among);
 
 }  // namespace unisono::testing

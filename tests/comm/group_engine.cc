@@ -1,5 +1,7 @@
 #include "comm/group_engine.h"
 
+#include <unisono/regroup.h>
+
 #include <cstring>
 #include <span>
 #include <utility>
@@ -84,6 +86,7 @@ class GroupEngine final : public Engine {
     return op;
   }
 
+  std::vector<int> lost() const override { return lost_ranks(*group_); }
   void abort(const Error& cause) override { group_->abort(cause); }
 
  private:

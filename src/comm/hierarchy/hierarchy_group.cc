@@ -10,7 +10,7 @@
 
 namespace unisono {
 
-std::shared_ptr<ProcessGroup> make_hierarchy(HostLayout layout, HierarchyParts parts, std::shared_ptr<Store> store) {
+std::unique_ptr<Engine> make_hierarchy_engine(HostLayout layout, HierarchyParts parts, std::shared_ptr<Store> store) {
   if (layout.own().size() > 1) {
     GroupOptions options{.rank = static_cast<int>(layout.place), .size = static_cast<int>(layout.own().size()), .store = std::move(store)};
     options.timeout = parts.flat->info().timeout;
@@ -19,7 +19,11 @@ std::shared_ptr<ProcessGroup> make_hierarchy(HostLayout layout, HierarchyParts p
       *group = make_group("shm", options);
     }
   }
-  return std::make_shared<IssuedGroup>(std::make_unique<HierarchyEngine>(std::move(layout), std::move(parts)));
+  return std::make_unique<HierarchyEngine>(std::move(layout), std::move(parts));
+}
+
+std::shared_ptr<ProcessGroup> make_hierarchy(HostLayout layout, HierarchyParts parts, std::shared_ptr<Store> store) {
+  return std::make_shared<IssuedGroup>(make_hierarchy_engine(std::move(layout), std::move(parts), std::move(store)));
 }
 
 std::shared_ptr<ProcessGroup> make_over_hosts(std::unique_ptr<Engine> flat, const MakeEngine& make, const OpenHostStore& open,

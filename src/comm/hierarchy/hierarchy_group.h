@@ -11,9 +11,10 @@
 
 namespace unisono {
 
-/// The group of a hierarchy over these engines. Makes the shared-memory groups of the host's ranks, who meet in `store`: no other host's
-/// may use the same keys. Ranks of the same host: *collective*, *blocks*. *Throws* as `make_group` does, and as HierarchyEngine's
-/// constructor.
+/// A hierarchy over these engines. Makes the shared-memory groups of the host's ranks, who meet in `store`: no other host's may use the
+/// same keys. Ranks of the same host: *collective*, *blocks*. *Throws* as `make_group` does, and as HierarchyEngine's constructor.
+std::unique_ptr<Engine> make_hierarchy_engine(HostLayout layout, HierarchyParts parts, std::shared_ptr<Store> store);
+/// Its group.
 std::shared_ptr<ProcessGroup> make_hierarchy(HostLayout layout, HierarchyParts parts, std::shared_ptr<Store> store);
 
 /// The engine of these ranks, given on each of them; null on every other. Asked for the same in the same order on all ranks.
