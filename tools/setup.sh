@@ -67,4 +67,8 @@ if [ ! -x "$venv/mpich/bin/mpicxx" ]; then
   { "$python" -m venv "$venv/mpich" && "$venv/mpich/bin/python" -m pip install --quiet --disable-pip-version-check -r tools/requirements-mpi.txt; } 2>/dev/null ||
     say "MPICH could not be installed, so its tests are left out"
 fi
+# Where systemd runs, the packages would start services: there it is the user's to install them.
+type -P slurmctld slurmd srun munged >/dev/null ||
+  { [ ! -d /run/systemd/system ] && apt_install slurmctld slurmd slurm-client munge; } ||
+  say "Slurm is missing, so its tests are left out (Debian: apt-get install slurmctld slurmd slurm-client munge)"
 say "done"

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include <c10/util/intrusive_ptr.h>
 
@@ -32,23 +33,24 @@ std::shared_ptr<ProcessGroup> make_c10d_group(c10::intrusive_ptr<c10d::ProcessGr
 /// ring's. `group` must be this group's alone.
 std::shared_ptr<ProcessGroup> make_ordered_group(c10::intrusive_ptr<c10d::ProcessGroup> group);
 
-/// Which ranks of a group share a host, as one of them sees it; hosts in any order, the same on all ranks.
-struct HostPlace {
-  int hosts = 1;
-  int local_rank = 0;  ///< among the ranks of this host, in the order of their ranks
-  int local_size = 1;
-  int carriers = 1;  ///< ranks per host that send to other hosts: the number of ranks of the smallest
+/// What connects the hosts of a hierarchy.
+struct HostGroups {
+  c10::intrusive_ptr<c10d::ProcessGroup> all;      ///< every rank
+  /// As many ranks of each host carry as the smallest has, its first ones: those with this rank's place, one per host; null on a rank
+  /// that does not carry.
+  c10::intrusive_ptr<c10d::ProcessGroup> across;
+  c10::intrusive_ptr<c10d::ProcessGroup> leaders;  ///< the first ranks of the hosts; null on every other
 };
 
-/// `make_c10d_group(group)` whose all-reduces of CPU memory go in two levels: in shared memory inside a host, over `across` between
-/// hosts, each of a host's first `carriers` ranks carrying a slice. What leaves a host is 2 (H - 1) / H of a message for H hosts,
-/// whatever the number of its ranks. Everything else goes over `group`.
-/// `across`: the carriers with this rank's local number, one of each host; null on a rank that is no carrier. `store` is where the ranks
-/// of this host meet: no other host's may use the same keys.
-/// *Collective*. *Blocks*. *Throws* `invalid_argument` when the local ranks cannot share memory.
-std::shared_ptr<ProcessGroup> make_hierarchical_group(c10::intrusive_ptr<c10d::ProcessGroup> group,
-                                                      c10::intrusive_ptr<c10d::ProcessGroup> across, const HostPlace& place,
-                                                      std::shared_ptr<Store> store);
+/// `make_c10d_group(groups.all)` whose calls on CPU memory, all but all_to_all, go in two levels: in shared memory inside a host, over
+/// `across` between hosts, each carrier with a slice. What leaves a host in an all-reduce is 2 (H - 1) / H of a message for H hosts,
+/// whatever the number of its ranks. Short messages take one message between hosts.
+/// `hosts`: the ranks of each, as find_hosts() gives them. `store` is where the ranks of this host meet: no other host's may use the same
+/// keys. `ordered`: 16-bit sums are rounded once whatever the calls allow, so that with two hosts, each a subtree of the balanced tree
+/// over ranks (ranks 0 to 3 on one, 4 to 7 on the other), the bits are those of shared memory alone.
+/// *Collective*. *Blocks*. *Throws* `invalid_argument` when the ranks of a host cannot share memory, or groups and hosts do not fit.
+std::shared_ptr<ProcessGroup> make_hierarchical_group(const HostGroups& groups, std::vector<std::vector<int>> hosts,
+                                                      std::shared_ptr<Store> store, bool ordered = false);
 
 /// Where the ranks of a run over several hosts meet, for who makes the group of their choice there.
 struct Meeting {

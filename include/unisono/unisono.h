@@ -3,6 +3,7 @@
 /// The whole public API.
 #include <unisono/companion.h>
 #include <unisono/distributed_data_parallel.h>
+#include <unisono/hosts.h>
 #include <unisono/init.h>
 #include <unisono/make_group.h>
 #include <unisono/parameter_averager.h>

@@ -1,10 +1,13 @@
 #include <pybind11/chrono.h>
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <unisono/c10d.h>
+#include <unisono/hosts.h>
 #include <unisono/init.h>
 #include <unisono/torch_backend.h>
 
@@ -33,13 +36,22 @@ void bind_c10d(pybind11::module_& module) {
       py::arg("group"), WithoutGil());
   module.def(
       "make_hierarchical_group",
-      [](const c10::intrusive_ptr<c10d::ProcessGroup>& group, const c10::intrusive_ptr<c10d::ProcessGroup>& across, int hosts,
-         int local_rank, int local_size, int carriers, const c10::intrusive_ptr<c10d::Store>& store) {
-        const unisono::HostPlace place{hosts, local_rank, local_size, carriers};
-        return destroyed_without_gil(unisono::make_hierarchical_group(group, across, place, unisono::make_store(store)));
+      [](const c10::intrusive_ptr<c10d::ProcessGroup>& all, const c10::intrusive_ptr<c10d::ProcessGroup>& across,
+         const c10::intrusive_ptr<c10d::ProcessGroup>& leaders, std::vector<std::vector<int>> hosts,
+         const c10::intrusive_ptr<c10d::Store>& store, bool ordered) {
+        return destroyed_without_gil(unisono::make_hierarchical_group({all, across, leaders}, std::move(hosts), unisono::make_store(store), ordered));
       },
-      py::arg("group"), py::arg("across").none(true), py::arg("hosts"), py::arg("local_rank"), py::arg("local_size"),
-      py::arg("carriers"), py::arg("store"), WithoutGil());
+      py::arg("all"), py::arg("across").none(true), py::arg("leaders").none(true), py::arg("hosts"), py::arg("store"),
+      py::arg("ordered") = false, WithoutGil());
+  module.def(
+      "find_hosts",
+      [](const unisono::ExchangeTexts& exchange) {
+        py::list out;
+        for (const auto& ranks : unisono::find_hosts(exchange)) out.append(py::tuple(py::cast(ranks)));
+        return out;
+      },
+      py::arg("exchange"));
+  module.def("follows_tree", &unisono::follows_tree, py::arg("hosts"));
   module.def(
       "meet_over_hosts",
       [](const std::string& transport, int rank, int size, std::chrono::duration<double> start_timeout,

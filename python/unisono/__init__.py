@@ -21,8 +21,8 @@ from unisono.errors import (  # noqa: E402
     PeerLostError,
     TimeoutError,
 )
-from unisono.group import init, ordered, round_robin, set_companion, viable_transports  # noqa: E402
-from unisono.hosts import hierarchical, hosts_of  # noqa: E402
+from unisono.group import init, round_robin, set_companion, viable_transports  # noqa: E402
+from unisono.hosts import hierarchical, hosts_of, ordered  # noqa: E402
 from unisono.precision import MixedPrecision  # noqa: E402
 from unisono.sync_batch_norm import SyncBatchNorm  # noqa: E402
 

@@ -58,19 +58,6 @@ def _init_over_hosts(transport, rank, size, timeout, start_timeout, store, prefi
     return group
 
 
-def ordered(process_group=None, timeout: float | timedelta = 1800.0) -> _C.ProcessGroup:
-    """A group over the ranks of a torch.distributed group whose sums have the bits of shared memory, whatever the engine, the topology and the
-    size of messages: an all-to-all of slices, our tree's sum, an all-gather. Collective; every rank of the default group must take part."""
-    theirs = process_group or dist.group.WORLD
-
-    def another():
-        return dist.new_group(dist.get_process_group_ranks(theirs), _seconds(timeout), dist.get_backend_config(theirs))
-
-    group = _C.make_ordered_group(another())
-    _second[group] = lambda: another()
-    return group
-
-
 def round_robin(groups) -> _C.ProcessGroup:
     """One group made of several groups of the same ranks, unisono's or torch.distributed's: its calls take turns, so that as many are under
     way at once over engines that serve one at a time. Local. Nobody else may use the groups meanwhile."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import timedelta
 
 import torch
@@ -10,26 +9,21 @@ import torch.distributed as dist
 
 from unisono import _C
 from unisono.errors import TimeoutError
-from unisono.hosts import Card, group_by_host, place_of_process
+from unisono.hosts import over_hosts
 
 
 def meet(store, rank: int, size: int, timeout: timedelta) -> _C.ProcessGroup:
     """The fastest group for where the ranks are. Collective; each set of ranks needs keys of its own, e.g. a PrefixStore."""
     if size == 1:
         return _C.make_group_on_store(store, rank, size, timeout)
-
-    def exchange(what, value):
-        return _exchange(store, rank, size, timeout, what, value)
-
-    if len(set(exchange("place", place_of_process()))) == 1:  # attaching to each other's memory is the proof
+    hosts = _C.find_hosts(lambda what, text: _exchange(store, rank, size, timeout, what, text))
+    if len(hosts) == 1:
         return _C.make_group_on_store(store, rank, size, timeout)
-    card = Card()
-    try:
-        cards = exchange("card", card.shown())
-        hosts = group_by_host(exchange("neighbours", card.neighbours(cards)))
-    finally:
-        card.close()
-    return _over_hosts(store, rank, size, timeout, hosts)
+
+    def make(name, ranks):
+        return gloo_group(store, name, ranks.index(rank), len(ranks), timeout) if rank in ranks else None
+
+    return over_hosts(hosts, rank, make, store)
 
 
 def gloo(store, name: str, rank: int, size: int, timeout: timedelta) -> dist.Backend:
@@ -44,26 +38,13 @@ def gloo_group(store, name: str, rank: int, size: int, timeout: timedelta) -> di
     return group
 
 
-def _exchange(store, rank, size, timeout, what, value) -> list:
+def _exchange(store, rank: int, size: int, timeout: timedelta, what: str, text: str) -> list[str]:
     keys = [f"unisono/{what}/{r}" for r in range(size)]
-    store.set(keys[rank], json.dumps(value))
+    store.set(keys[rank], text)
     try:
         store.wait(keys, timeout)
     except RuntimeError as error:
         missing = [r for r in range(size) if not store.check([keys[r]])]
         raise TimeoutError(f"unisono, start, rank {rank} of {size}: missing rank{'s'[:len(missing) != 1]} "
                            f"{', '.join(map(str, missing))} after {timeout}. Was every rank started?") from error
-    return [json.loads(store.get(key)) for key in keys]
-
-
-def _over_hosts(store, rank, size, timeout, hosts):
-    flat = gloo_group(store, "all", rank, size, timeout)
-    own = next(ranks for ranks in hosts if rank in ranks)
-    if max(map(len, hosts)) == 1:
-        return _C.from_torch(flat)
-    carriers, place, across = min(map(len, hosts)), own.index(rank), None
-    if place < carriers:
-        number = next(i for i, ranks in enumerate(hosts) if rank in ranks)
-        across = gloo_group(store, f"across/{place}", number, len(hosts), timeout)
-    local = dist.PrefixStore(f"unisono/host/{own[0]}", store)
-    return _C.make_hierarchical_group(flat, across, len(hosts), place, len(own), carriers, local)
+    return [store.get(key).decode() for key in keys]

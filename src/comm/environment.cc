@@ -31,9 +31,10 @@ class Reader {
     return value ? name + "=" + *value : name + " (not set)";
   }
 
-  int number(const std::string& name) const {
+  template <class Number = int>
+  Number number(const std::string& name) const {
     const std::string value = text(name).value_or("");
-    int out = 0;
+    Number out = 0;
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), out);
     if (error != std::errc{} || end != value.data() + value.size())
       refuse(name + "='" + value + "' is not a whole number. Set it to one, or unset it.");
@@ -73,13 +74,20 @@ void check_range(int rank, int size, const std::string& evidence) {
            " processes with ranks 0 to " + std::to_string(size - 1) + ".");
 }
 
+// Slurm tells the allocation's number of tasks to processes that are none of them: a shell of salloc, a batch script
+// (as rank 0 of no step), the one task of an interactive step.
+bool is_slurm_task(const Reader& env) {
+  if (!env.has("SLURM_PROCID")) return false;
+  if (env.has("SLURM_STEP_NUM_TASKS")) return env.text("SLURM_STEP_NUM_TASKS") == env.text("SLURM_NTASKS");
+  return env.has("SLURM_STEP_ID") || env.text("ENVIRONMENT") != "BATCH";
+}
+
 // Reads rank and size of one launcher; empty when it set neither.
 std::optional<std::pair<int, int>> read_launcher(const Reader& env, const Launcher& launcher) {
   const bool rank = env.has(launcher.rank);
   const bool size = env.has(launcher.size);
   if (!rank && !size) return std::nullopt;
-  // A shell inside a Slurm allocation has SLURM_NTASKS but is no task; that is no contradiction.
-  if (launcher.source == Environment::Source::slurm && !rank) return std::nullopt;
+  if (launcher.source == Environment::Source::slurm && !is_slurm_task(env)) return std::nullopt;
   const std::string evidence = env.shown(launcher.rank) + ", " + env.shown(launcher.size);
   if (rank != size)
     refuse(evidence + ": one without the other. Set both, or neither for a world of one; " +
@@ -102,13 +110,19 @@ void check_contradiction(const Reader& env, const Launcher& used, std::pair<int,
   }
 }
 
+// srun --mpi=pmi2 sets PMI_RANK and PMI_SIZE beside its own variables, and only its own tell the hosts.
+bool is_srun_pmi(const Reader& env, const Launcher& launcher) {
+  return launcher.source == Environment::Source::mpich && is_slurm_task(env) &&
+         env.text("SLURM_PROCID") == env.text(launcher.rank) && env.text("SLURM_NTASKS") == env.text(launcher.size);
+}
+
 void read_identity(const Reader& env, const InitOptions& options, Environment& out) {
   std::optional<std::pair<int, int>> found;
   const bool all_given = options.rank >= 0 && options.size >= 0;
   if (!all_given) {
     for (const auto& launcher : kLaunchers) {
       found = read_launcher(env, launcher);
-      if (!found) continue;
+      if (!found || is_srun_pmi(env, launcher)) continue;
       check_contradiction(env, launcher, *found);
       out.source = launcher.source;
       out.evidence = env.shown(launcher.rank) + " " + env.shown(launcher.size);
@@ -116,6 +130,7 @@ void read_identity(const Reader& env, const InitOptions& options, Environment& o
     }
   }
   if (found) std::tie(out.rank, out.size) = *found;
+  if (!found && env.has("SLURM_PROCID")) out.evidence = env.shown("SLURM_PROCID") + " " + env.shown("SLURM_NTASKS");
   if (options.rank < 0 && options.size < 0) return;
 
   const std::string given = "InitOptions{rank=" + std::to_string(options.rank) + ", size=" + std::to_string(options.size) + "}";
@@ -163,12 +178,30 @@ std::string first_node(const std::string& list) {
   return name + list.substr(end + 1, stop - end - 1);
 }
 
-// Rank 0 is on the first node of a step; the port is one of 20000 by the job's number, the same on all nodes.
+// The same on all nodes; steps of one job have ports of their own, and so have jobs with numbers nearby. Below 32768,
+// from where on Linux hands ports to whoever asks for any, as srun does.
+int slurm_port(const Reader& env) {
+  const auto job = env.number<unsigned>("SLURM_JOB_ID");
+  const auto step = env.has("SLURM_STEP_ID") ? env.number<unsigned>("SLURM_STEP_ID") : 0;
+  return 10'000 + static_cast<int>((job + 7919ULL * step) % 20'000);
+}
+
+// Slurm sorts the list of nodes; where tasks were laid out by hand or are of several components, rank 0 may be on any.
+bool rank0_is_on_first_node(const Reader& env) {
+  const bool arbitrary = env.text("SLURM_DISTRIBUTION").value_or("").starts_with("arbitrary");
+  if (!arbitrary && !env.has("SLURM_HET_SIZE")) return true;
+  if (env.has("PMIX_RANK") || env.has("PMI_RANK")) return false;  // MPI needs no address
+  refuse(env.shown(arbitrary ? "SLURM_DISTRIBUTION" : "SLURM_HET_SIZE") +
+         ": on which node rank 0 runs is not told. Set MASTER_ADDR to that node and MASTER_PORT to a free port there, "
+         "or start an MPI with srun --mpi=pmix (or pmi2).");
+}
+
 bool read_slurm_nodes(const Reader& env, Environment& out) {
   const char* variable = env.has("SLURM_STEP_NODELIST") ? "SLURM_STEP_NODELIST" : "SLURM_JOB_NODELIST";
-  if (!env.has(variable) || !env.has("SLURM_JOB_ID")) return false;
+  if (!env.has(variable) || !env.has("SLURM_JOB_ID") || !rank0_is_on_first_node(env)) return false;
   out.host = first_node(*env.text(variable));
-  out.port = 30'000 + env.number("SLURM_JOB_ID") % 20'000;
+  out.port = slurm_port(env);
+  out.job = job_name(env);
   out.meeting = Environment::Meeting::tcp;
   out.evidence += " " + env.shown(variable) + " " + env.shown("SLURM_JOB_ID");
   return true;
@@ -242,13 +275,15 @@ Environment read_environment(const InitOptions& options, const Lookup& lookup) {
   Environment out;
   read_identity(env, options, out);
   read_meeting(env, options, out);
-  out.circle = circle_of(env);
+  out.circle = (out.meeting == Environment::Meeting::tcp && !out.job.empty() ? out.job + "/" : "") + circle_of(env);
   return out;
 }
 
 std::string describe(const Environment& environment) {
   if (environment.source == Environment::Source::none && environment.meeting == Environment::Meeting::mpi)
     return "rank and size are MPI's to tell";
+  if (environment.source == Environment::Source::none && !environment.evidence.empty())
+    return "a world of one: " + environment.evidence + " are of a Slurm job, but this is no task that srun has started";
   if (environment.source == Environment::Source::none)
     return "a world of one: no RANK, OMPI_COMM_WORLD_RANK, PMI_RANK or SLURM_PROCID in the environment";
   const Launcher* launcher = launcher_of(environment.source);

@@ -32,8 +32,8 @@ struct Environment {
   std::string host;
   int port = 0;
   std::string path;     ///< of `file`
-  std::string job;      ///< of `job_file`: the same on all ranks of one job, different from other jobs
-  std::string circle;   ///< what the keys of this job begin with: of UNISONO_JOB and UNISONO_SECRET; empty without them
+  std::string job;      ///< of `job_file`, and of srun's `tcp`: the same on all ranks of a job, and on no others
+  std::string circle;   ///< what this job's keys begin with: of srun's step, UNISONO_JOB, UNISONO_SECRET; empty without
   bool several_hosts = false;  ///< as the launcher tells; which ranks share a host is for them to find out
   int attempt = 0;      ///< torchrun's restart count; separates the keys of one agent store
   std::string evidence;  ///< the variables it was read from with their values: "RANK=1 WORLD_SIZE=2"

@@ -37,7 +37,43 @@ TEST(Environment, NothingSetIsAWorldOfOne) {
   EXPECT_EQ(e.meeting, Environment::Meeting::none);
   EXPECT_EQ(e.rank, 0);
   EXPECT_EQ(e.size, 1);
-  EXPECT_EQ(read({{"SLURM_NTASKS", "4"}}).size, 1) << "a shell in an allocation is no task";
+}
+
+// As Slurm 22.05 sets them.
+TEST(Environment, OnlyTasksOfSrunAreSlurmsRanks) {
+  const Variables shell{{"SLURM_JOB_ID", "9"}, {"SLURM_NTASKS", "4"}};
+  const Variables batch{{"ENVIRONMENT", "BATCH"}, {"SLURM_JOB_ID", "9"}, {"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"},
+                        {"SLURM_NNODES", "2"}, {"SLURM_JOB_NODELIST", "n[0-1]"}};
+  Variables interactive = shell;  // salloc with LaunchParameters=use_interactive_step
+  interactive["SLURM_PROCID"] = "0";
+  interactive["SLURM_STEP_ID"] = "4294967290";
+  interactive["SLURM_STEP_NUM_TASKS"] = "1";
+  Variables without_tasks = batch;  // sbatch --nodes=2 and no more
+  without_tasks.erase("SLURM_NTASKS");
+  for (const auto& variables : {shell, batch, interactive, without_tasks}) {
+    const auto e = read(variables);
+    EXPECT_EQ(e.source, Environment::Source::none);
+    EXPECT_EQ(e.size, 1);
+    EXPECT_TRUE(describe(e).starts_with("a world of one: ")) << describe(e);
+  }
+  expect_names(describe(read(batch)), {"SLURM_PROCID=0", "SLURM_NTASKS=4", "srun"});
+  Variables task = batch;  // srun in the batch script
+  task["SLURM_STEP_ID"] = "0";
+  task["SLURM_STEP_NUM_TASKS"] = "4";
+  EXPECT_EQ(read(task).size, 4);
+  EXPECT_TRUE(read(task).several_hosts);
+}
+
+TEST(Environment, SrunWithPmi2IsSlurm) {
+  Variables v{{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"},
+              {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_ID", "0"}, {"SLURM_JOB_ID", "9"}, {"SLURM_NNODES", "2"},
+              {"SLURM_STEP_NODELIST", "n[0-1]"}};
+  EXPECT_EQ(read(v).source, Environment::Source::slurm);
+  EXPECT_EQ(read(v).host, "n0");
+  v["PMI_SIZE"] = "4";  // mpiexec under srun, two ranks where srun started one of its own
+  v["MPI_LOCALNRANKS"] = "2";
+  EXPECT_EQ(read(v).source, Environment::Source::mpich);
+  EXPECT_EQ(read(v).size, 4);
 }
 
 TEST(Environment, ReadsTorchrun) {
@@ -148,8 +184,40 @@ TEST(Environment, SlurmsNodeListTellsTheFirstHost) {
     const auto e = read(v);
     EXPECT_EQ(e.meeting, Environment::Meeting::tcp);
     EXPECT_EQ(e.host, first);
-    EXPECT_EQ(e.port, 30'000 + 1234567 % 20'000);
+    EXPECT_EQ(e.port, 10'000 + 1234567 % 20'000);
     EXPECT_TRUE(e.several_hosts);
+  }
+}
+
+TEST(Environment, StepsOfOneSlurmJobAreApart) {
+  std::set<int> ports;
+  std::set<std::string> circles;
+  for (const char* job : {"9", "10", "4294967295"})
+    for (const char* step : {"0", "1", "2"}) {
+      const auto e = read({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "4"}, {"SLURM_NNODES", "2"},
+                           {"SLURM_JOB_ID", job}, {"SLURM_STEP_ID", step}, {"SLURM_STEP_NODELIST", "n[0-1]"}});
+      EXPECT_GE(e.port, 10'000);
+      EXPECT_LT(e.port, 30'000);
+      ports.insert(e.port);
+      circles.insert(e.circle);
+      expect_names(e.circle, {"slurm-" + std::string(job) + "." + step});
+    }
+  EXPECT_EQ(ports.size(), 9u);
+  EXPECT_EQ(circles.size(), 9u);
+}
+
+TEST(Environment, WhereSlurmsListDoesNotTellRank0TheAddressIsAskedFor) {
+  const std::pair<const char*, const char*> layouts[] = {{"SLURM_DISTRIBUTION", "arbitrary"}, {"SLURM_HET_SIZE", "2"}};
+  for (const auto& [name, value] : layouts) {
+    Variables v{{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}, {"SLURM_NNODES", "2"}, {"SLURM_JOB_ID", "9"},
+                {"SLURM_STEP_NODELIST", "n[0-1]"}};
+    v[name] = value;
+    expect_names(refusal(v), {name, value, "MASTER_ADDR", "MASTER_PORT"});
+    v["PMIX_RANK"] = "1";
+    EXPECT_EQ(read(v).meeting, Environment::Meeting::mpi);
+    v["MASTER_ADDR"] = "n1";
+    v["MASTER_PORT"] = "1";
+    EXPECT_EQ(read(v).meeting, Environment::Meeting::tcp);
   }
 }
 

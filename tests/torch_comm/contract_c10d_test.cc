@@ -22,7 +22,7 @@ std::shared_ptr<ProcessGroup> make_doubly_bridged(const GroupOptions& options, c
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, options.rank, options.size);
   group->setBackend(c10::kCPU, c10d::ProcessGroup::CUSTOM, make_torch_backend(make_shm_group(options)));
   group->setDefaultBackend(c10d::ProcessGroup::CUSTOM);
-  return std::make_shared<IssuedGroup>(std::make_unique<C10dEngine>(std::move(group), nullptr, ordered));
+  return std::make_shared<IssuedGroup>(std::make_unique<C10dEngine>(std::move(group), ordered));
 }
 
 const Transport kC10d = {

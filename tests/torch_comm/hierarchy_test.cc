@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "comm/contract.h"
+#include "comm/host_layout.h"
 #include "comm/serial/serial_group.h"
 #include "comm/shm/shm_group.h"
 
@@ -30,50 +31,39 @@ c10::intrusive_ptr<c10d::ProcessGroup> torch_group(const StorePtr& store, const 
   return group;
 }
 
-// The layouts here are those in which hosts are subtrees of the balanced tree, so that sums have the reference's bits.
-// `first` ranks on the first host, two on each other host (or what is left).
-std::shared_ptr<ProcessGroup> make_hosts(const GroupOptions& options, const StorePtr& store, int first) {
-  if (options.size <= first) return make_serial_group(options);
-  std::vector<int> sizes{first};
-  for (int left = options.size - first; left > 0; left -= 2) sizes.push_back(std::min(2, left));
-  HostPlace place;
-  place.hosts = static_cast<int>(sizes.size());
-  place.carriers = *std::min_element(sizes.begin(), sizes.end());
-  int host = 0, begin = 0;
-  while (options.rank >= begin + sizes[static_cast<std::size_t>(host)])
-    begin += sizes[static_cast<std::size_t>(host++)];
-  place.local_rank = options.rank - begin;
-  place.local_size = sizes[static_cast<std::size_t>(host)];
-  auto flat = torch_group(store, "flat", options.rank, options.size, options.timeout);
-  c10::intrusive_ptr<c10d::ProcessGroup> across;
-  if (place.local_rank < place.carriers) {
-    across = torch_group(store, "across" + std::to_string(place.local_rank), host, place.hosts, options.timeout);
+// Two ranks on each host.
+std::shared_ptr<ProcessGroup> make_hosts(const GroupOptions& options, const StorePtr& store) {
+  std::vector<std::vector<int>> hosts;
+  for (int rank = 0; rank < options.size; ++rank) {
+    if (rank % 2 == 0 || options.size == 2) hosts.emplace_back();
+    hosts.back().push_back(rank);
   }
-  const StorePtr own = c10::make_intrusive<c10d::PrefixStore>("host" + std::to_string(host), store);
-  return make_hierarchical_group(std::move(flat), std::move(across), place, make_store(own));
-}
-
-Transport hosts(const std::string& name, int first) {
-  return {
-      .name = name,
-      .max_ranks = 5,
-      .world = [first](int size, std::chrono::nanoseconds timeout) -> Maker {
-        const StorePtr store = c10::make_intrusive<c10d::HashStore>();
-        // Where all ranks fit onto the first host there is nothing between hosts: then it is smaller.
-        const int least = size <= 2 ? 1 : size <= first ? 2 : first;
-        return [store, least, timeout](const GroupOptions& options) {
-          GroupOptions own = options;
-          if (own.timeout > timeout) own.timeout = timeout;
-          return own.size == 1 ? make_serial_group(own) : make_hosts(own, store, least);
-        };
-      },
+  const HostLayout layout = layout_of(hosts, options.rank);
+  const auto between = [&](const std::string& name) {
+    return torch_group(store, name, static_cast<int>(layout.host), static_cast<int>(hosts.size()), options.timeout);
   };
+  HostGroups groups;
+  groups.all = torch_group(store, "all", options.rank, options.size, options.timeout);
+  if (layout.place < layout.narrowest()) groups.across = between("across" + std::to_string(layout.place));
+  if (layout.place == 0) groups.leaders = between("leaders");
+  const StorePtr own = c10::make_intrusive<c10d::PrefixStore>("host" + std::to_string(layout.host), store);
+  return make_hierarchical_group(groups, hosts, make_store(own));
 }
 
-const Transport kPairs = hosts("hierarchy", 2), kUneven = hosts("hierarchy_uneven", 4);
+const Transport kPairs = {
+    .name = "hierarchy",
+    .max_ranks = 5,
+    .world = [](int, std::chrono::nanoseconds timeout) -> Maker {
+      const StorePtr store = c10::make_intrusive<c10d::HashStore>();
+      return [store, timeout](const GroupOptions& options) {
+        GroupOptions own = options;
+        if (own.timeout > timeout) own.timeout = timeout;
+        return own.size == 1 ? make_serial_group(own) : make_hosts(own, store);
+      };
+    },
+};
 
 UNISONO_INSTANTIATE_CONTRACT(Hierarchy, kPairs);
-UNISONO_INSTANTIATE_CONTRACT(HierarchyUneven, kUneven);
 
 // Where it may be rounded at each level a 16-bit sum is still that of the numbers that 16 bits hold.
 TEST(Hierarchy, SixteenBitsBetweenHosts) {

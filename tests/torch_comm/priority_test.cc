@@ -17,10 +17,12 @@
 namespace unisono {
 namespace {
 
+constexpr std::size_t kLong = 16 << 10;  // floats: data of their own, that do not travel with the headers
+
 /// What a test lets through of one rank's all-reduces, and in which order they were issued.
 struct Gate {
   std::mutex mutex;
-  std::vector<std::int64_t> issued;  // numbers of elements
+  std::vector<std::int64_t> issued;  // numbers of elements beyond kLong
   std::deque<c10::intrusive_ptr<c10::ivalue::Future>> held;
 
   void open_next() {
@@ -62,7 +64,7 @@ class GatedBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions&) override {
     auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
     const std::lock_guard lock(gate_.mutex);
-    gate_.issued.push_back(tensors[0].numel());
+    gate_.issued.push_back(tensors[0].numel() - static_cast<std::int64_t>(kLong));
     gate_.held.push_back(future);
     return c10::make_intrusive<GatedWork>(std::move(future));
   }
@@ -80,7 +82,7 @@ class GatedBackend final : public c10d::Backend {
   Gate& gate_;
 };
 
-// Calls of 1, 2, 3 ... elements are made in this order, three more than may move at once; whenever one has ended on
+// Calls of 1, 2, 3 ... elements and kLong more are made in this order, three more than may move at once; whenever one has ended on
 // both ranks the highest priority of those that wait goes next.
 TEST(Priority, HigherOnesOvertakeThoseThatWait) {
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
@@ -100,13 +102,17 @@ TEST(Priority, HigherOnesOvertakeThoseThatWait) {
   }
   for (auto& thread : threads) thread.join();
   constexpr std::size_t kMoving = ServiceOrder::kMoving, kCalls = kMoving + 3;
-  std::vector<float> memory(kCalls);
+  std::vector<float> memory(kLong + kCalls);
   std::vector<Work> works;
   std::vector<std::int32_t> priority(kMoving, 1);
   priority.insert(priority.end(), {3, 1, 5});
   const auto wait_for = [&](std::size_t n) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     for (Gate& gate : gates) {
-      while (gate.issued_so_far() < n) std::this_thread::yield();
+      while (gate.issued_so_far() < n) {
+        if (std::chrono::steady_clock::now() > end) throw std::runtime_error("call " + std::to_string(n) + " was never issued");
+        std::this_thread::yield();
+      }
     }
   };
   for (std::size_t call = 0; call < kCalls; ++call) {
@@ -114,7 +120,7 @@ TEST(Priority, HigherOnesOvertakeThoseThatWait) {
     for (auto& group : groups) {
       AllReduceOptions options;
       options.priority = priority[call];
-      works.push_back(group->all_reduce({memory.data(), call + 1, Dtype::f32}, options));
+      works.push_back(group->all_reduce({memory.data(), kLong + call + 1, Dtype::f32}, options));
     }
   }
   // A barrier has no priority: it passes, and shows that all are known on both ranks.

@@ -10,8 +10,7 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 
-#include "comm/c10d/finish_sum.h"
-#include "comm/c10d/hierarchy.h"
+#include "comm/finish_sum.h"
 #include "comm/c10d/notice_board.h"
 #include "comm/c10d/stream_fence.h"
 #include "comm/c10d/tensors.h"
@@ -114,14 +113,13 @@ EngineOp in_flight(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> 
   return out;
 }
 
-C10dEngine::C10dEngine(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<const Hierarchy> hierarchy, bool ordered)
-    : Engine({.name = (hierarchy ? "hierarchy/" : ordered ? "ordered/" : "") + engine_name(*group),
+C10dEngine::C10dEngine(c10::intrusive_ptr<c10d::ProcessGroup> group, bool ordered)
+    : Engine({.name = (ordered ? "ordered/" : "") + engine_name(*group),
               .rank = group->getRank(),
               .size = group->getSize(),
               .timeout = engine_timeout(*group),
               .thread = "uni-c10d"}),
       group_(std::move(group)),
-      hierarchy_(std::move(hierarchy)),
       ordered_(ordered),
       control_device_(group_->hasBackendForDeviceType(c10::kCPU) || !group_->hasBackendForDeviceType(c10::kCUDA)
                           ? c10::Device(c10::kCPU)
@@ -135,15 +133,10 @@ std::unique_ptr<NoticeBoard> C10dEngine::notice_board() {
 
 std::vector<DataCall> C10dEngine::parts_of(const DataCall& call) const {
   if (call.operation != Operation::all_reduce || call.out.device.kind != Device::Kind::cpu) return {call};
-  if (hierarchy_) return hierarchy_->parts_of(call);
   // Engines' all_gathers may send and receive in turns; several of them at once fill both directions.
   constexpr std::size_t kPart = 1 << 20;
   if (by_tree(call) && group_->getSize() == 2) return split(call, kPart / size_of(call.out.dtype));
   return {call};
-}
-
-void C10dEngine::abort(const Error& cause) {
-  if (hierarchy_) hierarchy_->abort(cause);
 }
 
 bool C10dEngine::serves(Device::Kind kind) const {
@@ -153,9 +146,7 @@ bool C10dEngine::serves(Device::Kind kind) const {
 EngineOp C10dEngine::start(const DataCall& call, Milliseconds timeout) {
   const at::NoGradGuard no_grad;
   switch (call.operation) {
-    case Operation::all_reduce:
-      if (hierarchy_ && call.out.device.kind == Device::Kind::cpu) return hierarchy_->all_reduce(call, timeout);
-      return all_reduce(call, timeout);
+    case Operation::all_reduce: return all_reduce(call, timeout);
     case Operation::reduce_scatter: return reduce_scatter(call, timeout);
     case Operation::broadcast: {
       std::vector<at::Tensor> data{tensor_of(as_bytes(call.out))};

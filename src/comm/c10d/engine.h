@@ -22,16 +22,13 @@ Options with(std::chrono::milliseconds timeout) {
 /// *Throws* `internal` when the engine returned nothing.
 EngineOp in_flight(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> memory);
 
-class Hierarchy;
-
 /// The contract's operations in the words of a c10d group, and what engines lack: f16 and bf16 are added in f32 (large ones travel in
 /// 16 bits, see tree_all_reduce.h), bool is reduced in u8, averages are divided afterwards; everything that only moves data moves bytes.
 /// *Threads*: as Engine.
 class C10dEngine final : public Engine {
  public:
-  /// `hierarchy`: how all-reduces of CPU memory go; null: as the group's own, or `ordered`, in our tree's order.
-  explicit C10dEngine(c10::intrusive_ptr<c10d::ProcessGroup> group, std::shared_ptr<const Hierarchy> hierarchy = nullptr,
-                      bool ordered = false);
+  /// `ordered`: all-reduces of CPU memory are sums in our tree's order, else the group's own.
+  explicit C10dEngine(c10::intrusive_ptr<c10d::ProcessGroup> group, bool ordered = false);
 
   bool serves(Device::Kind kind) const override;
   StreamFence fence(const Device& device) const override;
@@ -40,16 +37,13 @@ class C10dEngine final : public Engine {
   EngineOp start(const DataCall& call, Milliseconds timeout) override;
   /// Their memory is the CPU's when it is asked for.
   EngineOp gather_bytes(const void* block, std::size_t bytes, Milliseconds timeout) override;
-  void abort(const Error& cause) override;
 
  private:
   EngineOp all_reduce(const DataCall& call, Milliseconds timeout) const;
   EngineOp reduce_scatter(const DataCall& call, Milliseconds timeout) const;
-
-  c10::intrusive_ptr<c10d::ProcessGroup> group_;
   bool by_tree(const DataCall& call) const;
 
-  std::shared_ptr<const Hierarchy> hierarchy_;
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
   bool ordered_;
   c10::Device control_device_;
 };

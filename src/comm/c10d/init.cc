@@ -3,9 +3,13 @@
 
 #include <unisono/init.h>
 
+#include "base/env.h"
 #include "comm/c10d/engines/gloo.h"
 #include "comm/c10d/meeting_place.h"
+#include "comm/c10d/passing_store.h"
+#include "comm/c10d/torch_engine.h"
 #include "comm/environment.h"
+#include "comm/mpi/mpi_group.h"
 
 namespace unisono {
 namespace {
@@ -28,14 +32,27 @@ GroupOptions group_options(const InitOptions& options, const Environment& enviro
   return out;
 }
 
-std::shared_ptr<ProcessGroup> over_mpi(const Environment& environment, const GroupOptions& options) {
+// The ranks of each host meet in a file there, which goes again.
+std::shared_ptr<ProcessGroup> mpi_over_hosts(const GroupOptions& options) {
+  std::shared_ptr<PassingStore> file;
+  auto group = make_mpi_group_over_hosts(options, [&](const std::string& name, bool first) {
+    return file = std::make_shared<PassingStore>(open_host_place(name, first, options.start_timeout));
+  });
+  group->barrier().wait();  // nobody reads it any more
+  if (file) file->close();
+  return group;
+}
+
+std::shared_ptr<ProcessGroup> over_mpi(const Environment& environment, const GroupOptions& options, bool flat) {
   const std::string reason = why_not("mpi", options);
-  if (reason.empty()) return make_group("mpi", options);
+  if (reason.empty()) return flat ? make_group("mpi", options) : mpi_over_hosts(options);
   throw Error(ErrorCode::invalid_argument, "unisono::init: the ranks (" + describe(environment) + ") cannot meet: " + reason +
                                                ". Or set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there.");
 }
 
+// srun --mpi=none, often the default, brings none, and Open MPI would end the process that tries to start it.
 bool brought_mpi(const Environment& environment) {
+  if (environment.source == Environment::Source::slurm) return env_string("PMIX_RANK") || env_string("PMI_RANK");
   return environment.source != Environment::Source::variables && environment.source != Environment::Source::arguments;
 }
 
@@ -46,6 +63,8 @@ std::string over_hosts(const Environment& environment, const GroupOptions& optio
     const std::string reason = why_not("mpi", options);
     if (reason.empty()) return "mpi";
     reasons = "mpi: " + reason + "; ";
+  } else if (environment.source == Environment::Source::slurm) {
+    reasons = "mpi: srun was not told to bring one (--mpi=pmix or pmi2); ";
   }
   const std::string reason = why_no_gloo();
   if (reason.empty()) return "gloo";
@@ -54,28 +73,6 @@ std::string over_hosts(const Environment& environment, const GroupOptions& optio
                   "gloo: " + reason + ". Or start them with mpirun, or give DistributedDataParallel a torch group by make_c10d_group().");
 }
 
-/// A store that goes when the ranks have met.
-class PassingStore final : public Store {
- public:
-  explicit PassingStore(std::shared_ptr<Store> inner) : inner_(std::move(inner)) {}
-  void close() { inner_.reset(); }
-
-  void set(const std::string& key, const std::string& value) override { open().set(key, value); }
-  std::optional<std::string> get(const std::string& key, std::chrono::nanoseconds timeout) override {
-    return open().get(key, timeout);
-  }
-  std::int64_t add(const std::string& key, std::int64_t amount) override { return open().add(key, amount); }
-
- private:
-  Store& open() const {
-    if (inner_) return *inner_;
-    throw Error(ErrorCode::invalid_argument,
-                "the launcher names no address, so the ranks of this group met in a file that is gone; start them with "
-                "MASTER_ADDR and MASTER_PORT or UNISONO_STORE=file:PATH, which stay");
-  }
-  std::shared_ptr<Store> inner_;
-};
-
 }  // namespace
 
 std::shared_ptr<ProcessGroup> init(const InitOptions& options) {
@@ -83,10 +80,10 @@ std::shared_ptr<ProcessGroup> init(const InitOptions& options) {
   const auto environment = read_environment(options, process_environment());
   auto group_opts = group_options(options, environment);
   if (options.log) options.log(LogLevel::info, "init: " + describe(environment));
-  if (environment.meeting == Environment::Meeting::mpi) return over_mpi(environment, group_opts);
+  if (environment.meeting == Environment::Meeting::mpi) return over_mpi(environment, group_opts, options.transport == "mpi");
   const bool chooses = environment.several_hosts && options.transport == "auto";
   const std::string transport = chooses ? over_hosts(environment, group_opts) : options.transport;
-  if (transport == "mpi") return make_group("mpi", group_opts);
+  if (transport == "mpi") return chooses ? mpi_over_hosts(group_opts) : make_group("mpi", group_opts);
   if (environment.size == 1) return make_group(transport, group_opts);
 
   auto place = open_meeting_place(environment, options.start_timeout);
@@ -95,14 +92,13 @@ std::shared_ptr<ProcessGroup> init(const InitOptions& options) {
     return std::max<std::chrono::nanoseconds>(options.start_timeout - (Clock::now() - begin), std::chrono::nanoseconds(0));
   };
   const bool passing = environment.meeting == Environment::Meeting::job_file;
-  const auto file = passing ? std::make_shared<PassingStore>(place.store) : nullptr;
+  const auto file = passing ? std::make_shared<PassingStore>(std::move(place)) : nullptr;
   group_opts.store = passing ? file : place.store;
   group_opts.start_timeout = std::max<std::chrono::nanoseconds>(left(), std::chrono::seconds(1));
-  auto group = make_group(transport, group_opts);
+  auto group = chooses ? make_gloo_group_over_hosts(group_opts) : make_group(transport, group_opts);
   if (passing) {
     group->barrier().wait();  // nobody reads the file any more when rank 0 removes it
     file->close();
-    place.cleanup.reset();
   }
   return group;
 }

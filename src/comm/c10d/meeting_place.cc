@@ -134,13 +134,16 @@ c10::intrusive_ptr<c10d::Store> host(const Environment& environment, std::chrono
 }
 
 // Without a count of workers, FileStore never deletes the file: after a kill its own count would be wrong for ever.
-c10::intrusive_ptr<c10d::Store> open_file(const std::string& path) {
+c10::intrusive_ptr<c10d::Store> open_file(const std::string& path, std::chrono::nanoseconds timeout) {
   const auto parent = std::filesystem::path(path).parent_path();
   if (!parent.empty() && !std::filesystem::is_directory(parent))
     throw Error(ErrorCode::invalid_argument, "unisono::init: UNISONO_STORE=file:" + path + ": there is no directory " +
                                                  parent.string() + ". Make it, or name another path.");
   try {
-    return c10::make_intrusive<c10d::FileStore>(path, -1);
+    auto store = c10::make_intrusive<c10d::FileStore>(path, -1);
+    // How long it looks for a file that is not there: rank 0 may have failed, and taken the directory along.
+    store->setTimeout(std::max(std::chrono::ceil<std::chrono::milliseconds>(timeout), std::chrono::milliseconds(1)));
+    return store;
   } catch (const std::exception& e) {
     throw Error(ErrorCode::invalid_argument, "unisono::init: cannot use the store file " + path + ": " + first_line(e));
   }
@@ -148,18 +151,18 @@ c10::intrusive_ptr<c10d::Store> open_file(const std::string& path) {
 
 MeetingPlace as_place(c10::intrusive_ptr<c10d::Store> store) { return {make_store(std::move(store)), nullptr}; }
 
-MeetingPlace open_job_file(const Environment& environment) {
-  const std::string directory = private_job_directory(environment.job);
-  auto place = as_place(open_file(directory + "/store"));
-  if (environment.rank != 0) return place;
+}  // namespace
+
+MeetingPlace open_host_place(const std::string& name, bool removes, std::chrono::nanoseconds timeout) {
+  const std::string directory = private_job_directory(name);
+  auto place = as_place(open_file(directory + "/store", timeout));
+  if (!removes) return place;
   place.cleanup = std::shared_ptr<void>(nullptr, [directory](void*) {
             std::error_code ignored;
             std::filesystem::remove_all(directory, ignored);
           });
   return place;
 }
-
-}  // namespace
 
 MeetingPlace open_meeting_place(const Environment& environment, std::chrono::nanoseconds timeout) {
   switch (environment.meeting) {
@@ -171,8 +174,8 @@ MeetingPlace open_meeting_place(const Environment& environment, std::chrono::nan
                                                              connect(environment, timeout)));
     case Environment::Meeting::tcp:
       return as_place(environment.rank == 0 ? host(environment, timeout) : connect(environment, timeout));
-    case Environment::Meeting::file: return as_place(open_file(environment.path));
-    case Environment::Meeting::job_file: return open_job_file(environment);
+    case Environment::Meeting::file: return as_place(open_file(environment.path, timeout));
+    case Environment::Meeting::job_file: return open_host_place(environment.job, environment.rank == 0, timeout);
   }
   return {};
 }

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -12,6 +13,7 @@ namespace unisono {
 namespace {
 
 constexpr std::chrono::milliseconds kPatience(500);
+constexpr std::chrono::milliseconds kPause(20);  // between two looks for signs
 
 }  // namespace
 
@@ -29,14 +31,20 @@ struct StoreNoticeBoard::Talk {
   std::optional<std::int64_t> waiting_to_post;
   std::optional<Error> failure;
   std::vector<std::int64_t> at;  // per rank: the call it waits in, as far as known
+  bool asks = false;             // everybody for a sign
+  std::vector<bool> signs;       // per rank
   // The thread's own after it has started.
   c10::intrusive_ptr<c10d::Store> store;
   int rank = 0;
   std::string prefix;
+  bool signed_here = false;
 
   std::string key(const std::string& name) const { return prefix + name; }
 
-  void round(std::optional<std::string> cause, std::optional<std::int64_t> waiting) {
+  void round(std::optional<std::string> cause, std::optional<std::int64_t> waiting, bool asking) {
+    if (asking) store->set(key("roll"), "called");
+    const bool called = store->check({key("roll")});
+    if (called && !std::exchange(signed_here, true)) store->set(key("sign/" + std::to_string(rank)), "here");
     if (cause && !store->check({key("failed")})) store->set(key("failed"), *cause);
     if (waiting) store->set(key("at/" + std::to_string(rank)), std::to_string(*waiting));
     std::optional<Error> read;
@@ -50,9 +58,12 @@ struct StoreNoticeBoard::Talk {
       const std::string place = key("at/" + std::to_string(r));
       if (store->check({place})) now[r] = std::stoll(store->get_to_str(place));
     }
+    std::vector<bool> here(at.size(), false);
+    for (std::size_t r = 0; asking && r < here.size(); ++r) here[r] = store->check({key("sign/" + std::to_string(r))});
     const std::lock_guard lock(mutex);
     if (!failure) failure = read;
     at = now;
+    if (asking) signs = here;
   }
 
   void run() {
@@ -65,11 +76,12 @@ struct StoreNoticeBoard::Talk {
       const std::uint64_t now = asked;
       auto cause = std::exchange(failure_to_post, std::nullopt);
       auto waiting = std::exchange(waiting_to_post, std::nullopt);
+      const bool asking = asks;
       lock.unlock();
       bool failed = false;
       try {
         if (!std::exchange(own_connection, true)) store = store->clone();  // another thread may block on the shared connection
-        round(std::move(cause), waiting);
+        round(std::move(cause), waiting, asking);
       } catch (...) {  // a notice that cannot be delivered changes nothing: the engine's own error or the deadline comes anyway
         failed = true;
       }
@@ -140,6 +152,23 @@ std::vector<int> StoreNoticeBoard::absent(std::int64_t sequence) noexcept {
   for (std::size_t r = 0; r < talk_->at.size(); ++r)
     if (static_cast<int>(r) != talk_->rank && talk_->at[r] < sequence) out.push_back(static_cast<int>(r));
   return out;
+}
+
+std::vector<int> StoreNoticeBoard::unheard(std::chrono::milliseconds patience) noexcept {
+  const auto end = std::chrono::steady_clock::now() + patience;
+  std::unique_lock lock(talk_->mutex);
+  talk_->asks = true;
+  std::vector<int> out;
+  while (true) {
+    talk_->talk(talk_, lock);
+    if (!talk_->store || talk_->broken || talk_->asked != talk_->answered) return {};
+    out.clear();
+    for (std::size_t r = 0; r < talk_->signs.size(); ++r)
+      if (!talk_->signs[r]) out.push_back(static_cast<int>(r));
+    const auto left = end - std::chrono::steady_clock::now();
+    if (out.empty() || talk_->failure || left.count() <= 0) return out;
+    talk_->changed.wait_for(lock, std::min<std::chrono::nanoseconds>(left, kPause));
+  }
 }
 
 std::string StoreNoticeBoard::silence() noexcept {

@@ -25,6 +25,7 @@ class StoreNoticeBoard final : public NoticeBoard {
   std::optional<Error> failure() noexcept override;
   void post_waiting(std::int64_t sequence) noexcept override;
   std::vector<int> absent(std::int64_t sequence) noexcept override;
+  std::vector<int> unheard(std::chrono::milliseconds patience) noexcept override;
   std::string silence() noexcept override;
 
  private:

@@ -32,4 +32,8 @@ constexpr Transport kTransports[] = {
 
 std::span<const Transport> torch_transports() { return kTransports; }
 
+std::shared_ptr<ProcessGroup> make_gloo_group_over_hosts(const GroupOptions& options) {
+  return make_engine_group_over_hosts(kGloo, options);
+}
+
 }  // namespace unisono

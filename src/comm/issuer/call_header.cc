@@ -11,7 +11,7 @@ bool reduces(Operation operation) { return operation == Operation::all_reduce ||
 bool same_call(const CallHeader& a, const CallHeader& b) {
   return a.magic == b.magic && a.sequence == b.sequence && a.count == b.count && a.step == b.step && a.bucket == b.bucket &&
          a.root == b.root && a.priority == b.priority && a.may_round == b.may_round && a.divide_by_sum == b.divide_by_sum && a.words == b.words && a.sums == b.sums &&
-         a.operation == b.operation && a.dtype == b.dtype && a.op == b.op && a.what == b.what;
+         a.operation == b.operation && a.dtype == b.dtype && a.device == b.device && a.op == b.op && a.what == b.what;
 }
 
 // Splits at the largest power of two below the count, like every reduction of ours.
@@ -46,6 +46,7 @@ std::string describe(const CallHeader& h) {
     if (h.operation == Operation::broadcast) out += ", root " + std::to_string(h.root);
     if (h.divide_by_sum >= 0) out += ", divided by sum " + std::to_string(h.divide_by_sum);
   }
+  if (h.device != Device::Kind::cpu) out += ", on a GPU";
   if (h.may_round != 0) out += ", may round";
   if (h.priority != 0) out += ", priority " + std::to_string(h.priority);
   if (h.what[0] != 0) out += std::string(", ") + h.what.data();

@@ -32,7 +32,8 @@ struct CallHeader {
   std::uint8_t withhold = 0;
   std::uint8_t record_follows = 0;  // the control record is too large to come along
   std::uint8_t may_round = 0;
-  std::uint16_t unused = 0;
+  std::uint8_t data_comes = 0;  // a short call's, in the same block
+  Device::Kind device = Device::Kind::cpu;
   std::array<char, 48> what{};
 };
 static_assert(std::has_unique_object_representations_v<CallHeader>);

@@ -85,8 +85,11 @@ class Engine {
   /// Starts a call that moves data (no barrier, no allocate, not without elements). `avg` is a sum; `finish` and `then` are given
   /// the divisor. *Blocks*: never. *Throws* what `check` throws.
   virtual EngineOp start(const DataCall& call, Milliseconds timeout) = 0;
-  /// Gathers equal blocks of bytes of all ranks; copies `block` before it returns.
+  /// Gathers equal blocks of bytes of all ranks; copies `block` before it returns. One at a time; it may have a `then`, which may begin
+  /// whatever else is in flight.
   virtual EngineOp gather_bytes(const void* block, std::size_t bytes, Milliseconds timeout) = 0;
+  /// Ranks that are known to have ended or left, as this one sees it now.
+  virtual std::vector<int> lost() const { return {}; }
   /// Ends what is in flight, where it can be ended. Nothing is started after it.
   virtual void abort(const Error&) {}
 

@@ -31,6 +31,8 @@ class IssuedCall final : public WorkState {
   Phase phase = Phase::queued;
   std::optional<EngineOp> op;  ///< the record or data under way
   std::vector<CallHeader> headers;
+  std::shared_ptr<const std::vector<std::uint8_t>> received;  ///< of a short call: what `given` points into
+  std::vector<const void*> given;                             ///< of a short call: all ranks' data, once it has come
   ControlRecord combined;
   std::shared_ptr<IssuedCall> whole;  ///< of a part: the call it is a part of
   std::size_t parts_left = 0;       ///< of a whole

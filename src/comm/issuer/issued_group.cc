@@ -26,6 +26,7 @@ Work IssuedGroup::submit(DataCall data, std::size_t count, const CallOptions& op
   call->header.count = count;
   call->header.dtype = data.out.dtype;
   call->header.op = data.op;
+  call->header.device = data.out.device.kind;
   call->header.root = data.root;
   call->header.divide_by_sum = divide_by_sum;
   call->header.may_round = data.may_round ? 1 : 0;

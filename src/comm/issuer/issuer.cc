@@ -26,6 +26,10 @@ bool withheld(const IssuedCall& call) {
                      [](const CallHeader& header) { return header.withhold != 0; });
 }
 
+std::size_t bytes_of(const IssuedCall& call) {
+  return contribution_bytes(call.header.operation, call.header.count, call.header.dtype);
+}
+
 }  // namespace
 
 void Issuer::Signal::raise() {
@@ -38,6 +42,7 @@ Issuer::Issuer(std::unique_ptr<Engine> engine, Describe describe)
     : engine_(std::move(engine)),
       describe_(std::move(describe)),
       board_(engine_->notice_board()),
+      short_(engine_->info().size),
       looked_(Clock::now()),
       moved_(looked_),
       thread_([this] { run(); }) {}
@@ -179,38 +184,58 @@ bool Issuer::begin_something(const IssuedCall*& current) {
   }
   if (exchange_) {
     current = subject_.get();
-    if (!exchange_->done()) return false;
-    check_engine(*current, *exchange_);
+    if (!ended(*current, *exchange_)) return false;
     read_headers();
     subject_.reset();  // it would keep the call's memory
     if (agreed_.empty()) serve();
     return true;
   }
-  if (waiting_.empty() && !order_.wants_word()) return false;
-  subject_ = waiting_.empty() ? held_.begin()->second : waiting_.front();
+  if (waiting_.empty() && following_.empty() && !order_.wants_word()) return false;
+  subject_ = !following_.empty() ? following_.front() : waiting_.empty() ? held_.begin()->second : waiting_.front();
   current = subject_.get();
   send_headers();
   return true;
 }
 
-// Those of all calls that wait, as far as they fit; none when there is only to say how many calls have ended here.
+// Those of all calls that wait, as far as they fit; none when there is only data to send, or to say how many calls have ended here.
 void Issuer::send_headers() {
-  HeaderBlock block(order_.ended());
+  HeaderBlock block(order_.ended(), HeaderBlock::size_with(bytes_following(), short_.room()));
+  for (const CallPtr& call : following_) block.follow(contribution(call->data), bytes_of(*call));
   for (const CallPtr& call : waiting_) {
     call->header.words = static_cast<std::uint32_t>(call->record.words.size());
     call->header.sums = static_cast<std::uint32_t>(call->record.sums.size());
-    if (!block.add(call->header, pack(call->record))) break;
+    std::span<const std::byte> data;
+    if (short_.is_short(call->data)) data = {static_cast<const std::byte*>(contribution(call->data)), bytes_of(*call)};
+    if (!block.add(call->header, pack(call->record), data)) break;
   }
   exchange_ = engine_->gather_bytes(block.bytes().data(), block.bytes().size(), left(*subject_));
   listen(*exchange_);
 }
 
 void Issuer::read_headers() {
-  const auto bytes = exchange_->gathered();
+  const auto received = std::make_shared<const std::vector<std::uint8_t>>(exchange_->gathered());
   exchange_.reset();
+  const auto following = bytes_following();
+  const std::size_t size = HeaderBlock::size_with(following, short_.room());
   std::vector<HeaderBlock::Read> blocks;
-  for (std::size_t at = 0; at < bytes.size(); at += HeaderBlock::kSize)
-    blocks.push_back(HeaderBlock::read(bytes.data() + at));
+  for (std::size_t at = 0; at < received->size(); at += size) blocks.push_back(HeaderBlock::read(received->data() + at, size, following));
+  for (std::size_t i = 0; i < following.size(); ++i) {
+    IssuedCall& call = *following_[i];
+    call.received = received;
+    for (const auto& block : blocks) call.given.push_back(block.followed[i]);
+    finish(call);
+  }
+  following_.clear();
+  read_calls(blocks, received);
+}
+
+std::vector<std::size_t> Issuer::bytes_following() const {
+  std::vector<std::size_t> out;
+  for (const CallPtr& call : following_) out.push_back(bytes_of(*call));
+  return out;
+}
+
+void Issuer::read_calls(const std::vector<HeaderBlock::Read>& blocks, const Received& received) {
   std::size_t made = waiting_.size();  // by all ranks
   std::int64_t ended = order_.ended();
   for (const auto& block : blocks) {
@@ -218,6 +243,7 @@ void Issuer::read_headers() {
     ended = std::min(ended, block.ended);
   }
   order_.learn(ended);
+  std::size_t in_short_calls = 0;
   for (std::size_t i = 0; i < made; ++i) {
     const CallPtr call = waiting_.front();
     for (const auto& block : blocks) call->headers.push_back(block.headers[i]);
@@ -233,10 +259,37 @@ void Issuer::read_headers() {
       }
       call->combined = combine(records);
     }
+    if (short_.is_short(call->data)) in_short_calls += bytes_of(*call);
+    if (call->header.data_comes != 0) {
+      call->received = received;
+      for (const auto& block : blocks) call->given.push_back(block.data[i]);
+    }
     call->phase = IssuedCall::Phase::agreed;
     agreed_.push_back(call);
     waiting_.pop_front();
   }
+  short_.learn(in_short_calls);
+}
+
+// Whether it has ended with all that follows it.
+bool Issuer::ended(const IssuedCall& call, EngineOp& op) {
+  while (op.done()) {
+    check_engine(call, op);
+    if (!op.then) return true;
+    const auto then = std::move(op.then);
+    op = then(1);
+    listen(op);
+  }
+  return false;
+}
+
+// A short call whose data has come.
+void Issuer::finish(IssuedCall& call) {
+  finish_short(call.data, call.given, divisor_of(call));
+  call.given.clear();
+  call.received.reset();
+  moved_ = Clock::now();
+  call.succeed(false, {});
 }
 
 // A record that did not come along with the header is gathered on its own. False while it is under way.
@@ -247,8 +300,7 @@ bool Issuer::know_record(IssuedCall& call) {
     call.op = engine_->gather_bytes(packed.data(), packed.size() * sizeof(packed[0]), left(call));
     listen(*call.op);
   }
-  if (!call.op->done()) return false;
-  check_engine(call, *call.op);
+  if (!ended(call, *call.op)) return false;
   const auto bytes = call.op->gathered();
   call.op.reset();
   const std::size_t length = std::size_t{call.header.words} + call.header.sums;
@@ -267,6 +319,11 @@ void Issuer::place(const CallPtr& call) {
   if (withheld(*call) || !moves || call->header.count == 0) {
     call->op = EngineOp{.done = [] { return true; }, .check = [] {}};
     moving_.push_back(call);
+  } else if (!call->given.empty()) {
+    finish(*call);
+  } else if (short_.is_short(call->data)) {
+    call->phase = IssuedCall::Phase::data;
+    following_.push_back(call);
   } else if (call->header.priority == 0) {
     start_data(call);
   } else {

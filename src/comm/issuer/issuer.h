@@ -15,6 +15,7 @@
 #include "comm/issuer/header_block.h"
 #include "comm/issuer/notice_board.h"
 #include "comm/issuer/service_order.h"
+#include "comm/issuer/short_call.h"
 
 namespace unisono {
 
@@ -24,7 +25,7 @@ namespace unisono {
 ///   headers of calls k to l, (their records, where large), data of calls k to l, headers of calls l+1 ..., ...
 ///
 /// It does not wait for the data before the next headers; data of several calls is in flight at once. The data of calls
-/// with a priority waits for its turn, see ServiceOrder.
+/// with a priority waits for its turn, see ServiceOrder; that of short calls travels with headers, see ShortCalls.
 class Issuer {
  public:
   /// How messages about a call begin: "unisono c10d/gloo group, rank 0 of 2, all_reduce 17 (...)".
@@ -43,6 +44,7 @@ class Issuer {
 
  private:
   using CallPtr = std::shared_ptr<IssuedCall>;
+  using Received = std::shared_ptr<const std::vector<std::uint8_t>>;
   // Engines call back from their own threads, possibly after the issuer is gone.
   struct Signal {
     std::mutex mutex;
@@ -55,13 +57,18 @@ class Issuer {
   std::chrono::microseconds pause();
   bool must_poll() const;
   bool idle() const {
-    return waiting_.empty() && agreed_.empty() && held_.empty() && halfway_.empty() && moving_.empty() && !exchange_;
+    return waiting_.empty() && agreed_.empty() && following_.empty() && held_.empty() && halfway_.empty() && moving_.empty() &&
+           !exchange_;
   }
   void step();
   void move_on(const IssuedCall*& current);
   bool begin_something(const IssuedCall*& current);
   void send_headers();
+  std::vector<std::size_t> bytes_following() const;
   void read_headers();
+  void read_calls(const std::vector<HeaderBlock::Read>& blocks, const Received& received);
+  bool ended(const IssuedCall& call, EngineOp& op);
+  void finish(IssuedCall& call);
   bool know_record(IssuedCall& call);
   void place(const CallPtr& call);
   void serve();
@@ -75,6 +82,7 @@ class Issuer {
   void look_around();
   void fail_all(const Error& cause);
   Error translate(const IssuedCall& call, const std::exception& raised);
+  Error lost(const IssuedCall& call, const std::string& engine_text);
   Error overdue(const IssuedCall& call, const std::string& engine_text);
   std::optional<Error> posted_failure() const { return board_ ? board_->failure() : std::nullopt; }
 
@@ -92,6 +100,8 @@ class Issuer {
   std::optional<EngineOp> exchange_;      // of the headers of the first of them
   CallPtr subject_;                       // the call that is named when the exchange fails
   std::deque<CallPtr> agreed_;            // made by all ranks; their records or data are next
+  ShortCalls short_;
+  std::deque<CallPtr> following_;  // short ones: their data goes with the next headers
   std::map<std::int64_t, CallPtr> held_;  // their data waits for its turn
   ServiceOrder order_;
   std::deque<CallPtr> halfway_;  // in the first of two halves; nothing else is begun meanwhile

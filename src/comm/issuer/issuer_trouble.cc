@@ -41,6 +41,7 @@ void Issuer::look_around() {
   std::for_each(moving_.begin(), moving_.end(), check);
   std::for_each(waiting_.begin(), waiting_.end(), check);
   std::for_each(agreed_.begin(), agreed_.end(), check);
+  std::for_each(following_.begin(), following_.end(), check);
   std::for_each(halfway_.begin(), halfway_.end(), check);
   for (const auto& [sequence, call] : held_) check(call);
 }
@@ -63,6 +64,7 @@ void Issuer::fail_all(const Error& cause) {
   fail(moving_);
   fail(waiting_);
   fail(agreed_);
+  fail(following_);
   fail(halfway_);
   for (auto& [sequence, call] : held_) call->fail(cause);
   held_.clear();
@@ -88,6 +90,22 @@ Error Issuer::overdue(const IssuedCall& call, const std::string& engine_text) {
                text + ". Look there for the cause, or raise the timeout. The group is unusable now.");
 }
 
+// An engine rarely tells whose connection it was. Who else does not answer a call of the roll may only be computing, but that is said.
+Error Issuer::lost(const IssuedCall& call, const std::string& engine_text) {
+  constexpr std::chrono::milliseconds kPatience(1000);
+  std::string who = "a peer died or left the group";
+  if (const auto gone = engine_->lost(); !gone.empty()) {
+    who = list(gone) + " died or left the group";
+  } else if (board_) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(call.deadline - Clock::now());
+    const auto silent = board_->unheard(std::clamp(left, std::chrono::milliseconds(100), kPatience));
+    if (auto failure = posted_failure()) return *failure;
+    if (!silent.empty()) who += ", and " + list(silent) + (silent.size() == 1 ? " does" : " do") + " not answer any more";
+    if (const auto silence = board_->silence(); silent.empty() && !silence.empty()) who += ", and " + silence;
+  }
+  return Error(ErrorCode::peer_lost, describe_(call) + ": " + who + " (" + engine_text + "). The group is unusable now.");
+}
+
 Error Issuer::translate(const IssuedCall& call, const std::exception& raised) {
   const std::string text(raised.what(), std::strcspn(raised.what(), "\n"));
   const auto* ours = dynamic_cast<const Error*>(&raised);  // an engine that knows our errors
@@ -96,10 +114,8 @@ Error Issuer::translate(const IssuedCall& call, const std::exception& raised) {
     return overdue(call, text);
   // A peer that left because its group had failed has said so before it went.
   if (auto failure = posted_failure()) return *failure;
-  if (ours) return Error(ours->code(), describe_(call) + ": " + text);
-  if (mentions(text, {"onnection", "closed", "reset", "roken pipe", "ransport endpoint"}))
-    return Error(ErrorCode::peer_lost,
-                 describe_(call) + ": a peer died or left the group (" + text + "). The group is unusable now.");
+  if (ours && ours->code() != ErrorCode::peer_lost) return Error(ours->code(), describe_(call) + ": " + text);
+  if (ours || mentions(text, {"onnection", "closed", "reset", "roken pipe", "ransport endpoint"})) return lost(call, text);
   return Error(ErrorCode::internal, describe_(call) + ": the engine failed: " + text);
 }
 

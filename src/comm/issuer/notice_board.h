@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -24,6 +25,9 @@ class NoticeBoard {
   virtual void post_waiting(std::int64_t sequence) noexcept = 0;
   /// Ranks that have not said they wait in call `sequence` or a later one; empty when that cannot be known.
   virtual std::vector<int> absent(std::int64_t sequence) noexcept = 0;
+  /// Asks everybody for a sign. Ranks that have given none after `patience`, which is waited for: their processes have ended, or they make
+  /// no calls. Empty when that cannot be known.
+  virtual std::vector<int> unheard(std::chrono::milliseconds) noexcept { return {}; }
   /// Why nothing can be known, for people; empty while notices come and go.
   virtual std::string silence() noexcept { return ""; }
 };

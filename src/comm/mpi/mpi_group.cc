@@ -1,5 +1,6 @@
 #include "comm/mpi/mpi_group.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "comm/issuer/issued_group.h"
@@ -33,10 +34,30 @@ std::shared_ptr<ProcessGroup> make_mpi_group(MpiLibrary& library, MpiHandle pare
   return std::make_shared<IssuedGroup>(std::make_unique<MpiEngine>(library, parent, options));
 }
 
+std::shared_ptr<ProcessGroup> make_mpi_group_over_hosts(MpiLibrary& library, MpiHandle parent, const MpiEngineOptions& options,
+                                                        const OpenHostStore& open) {
+  auto flat = std::make_unique<MpiEngine>(library, parent, options);
+  const auto make = [&, rank = flat->info().rank](const std::string&, const std::vector<int>& ranks) -> std::unique_ptr<Engine> {
+    const bool member = std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+    MpiHandle part{};
+    library.call("MPI_Comm_split", [&](const MpiShim& mpi) { return mpi.split(parent, member ? 0 : 1, &part); });
+    auto engine = member ? std::make_unique<MpiEngine>(library, part, options) : nullptr;
+    library.call("MPI_Comm_free", [&](const MpiShim& mpi) { return mpi.release(&part); });
+    return engine;
+  };
+  return make_over_hosts(std::move(flat), make, open, options.start_timeout);
+}
+
 std::shared_ptr<ProcessGroup> make_mpi_group(const GroupOptions& options) {
   MpiLibrary& library = MpiLibrary::instance();
   check_world(library, options);
   return make_mpi_group(library, library.world(), {.timeout = options.timeout, .start_timeout = options.start_timeout});
+}
+
+std::shared_ptr<ProcessGroup> make_mpi_group_over_hosts(const GroupOptions& options, const OpenHostStore& open) {
+  MpiLibrary& library = MpiLibrary::instance();
+  check_world(library, options);
+  return make_mpi_group_over_hosts(library, library.world(), {.timeout = options.timeout, .start_timeout = options.start_timeout}, open);
 }
 
 }  // namespace unisono

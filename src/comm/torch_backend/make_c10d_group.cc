@@ -26,7 +26,7 @@ Adapters& adapters() {
 
 // A world of one needs no engine, unless for memory that only an engine reaches.
 std::shared_ptr<ProcessGroup> adapt(c10::intrusive_ptr<c10d::ProcessGroup> group, bool ordered) {
-  auto engine = std::make_unique<C10dEngine>(std::move(group), nullptr, ordered);
+  auto engine = std::make_unique<C10dEngine>(std::move(group), ordered);
   if (engine->info().size > 1 || engine->serves(Device::Kind::cuda)) return std::make_shared<IssuedGroup>(std::move(engine));
   GroupOptions options;
   options.timeout = engine->info().timeout;

@@ -1,4 +1,4 @@
-#include "comm/c10d/finish_sum.h"
+#include "comm/finish_sum.h"
 
 #include <algorithm>
 #include <limits>

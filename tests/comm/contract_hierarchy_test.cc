@@ -1,0 +1,42 @@
+#include "comm/contract.h"
+#include "comm/emulated_hosts.h"
+
+namespace unisono::testing {
+namespace {
+
+// The layouts here are those in which hosts are subtrees of the balanced tree, so that sums have the reference's bits.
+// `first` ranks on the first host, two on each other host (or what is left).
+std::vector<std::vector<int>> hosts_of(int size, int first) {
+  std::vector<std::vector<int>> hosts(1);
+  for (int rank = 0; rank < size; ++rank) {
+    if (rank >= first && (rank - first) % 2 == 0) hosts.emplace_back();
+    hosts.back().push_back(rank);
+  }
+  return hosts;
+}
+
+Transport hosts(const std::string& name, int first) {
+  return {
+      .name = name,
+      .max_ranks = 5,
+      .world = [first](int, std::chrono::nanoseconds) -> Maker {
+        return [first](const GroupOptions& options) {
+          if (options.size == 1) return make_group("serial", options);
+          // Where all ranks fit onto the first host there is nothing between hosts: then it is smaller.
+          const int least = options.size <= 2 ? 1 : options.size <= first ? 2 : first;
+          return make_emulated_hosts(hosts_of(options.size, least), options);
+        };
+      },
+      .processes = true,
+      .mixes_places = false,
+  };
+}
+
+const Transport kPairs = hosts("hierarchy", 2);
+const Transport kUneven = hosts("hierarchy_uneven", 4);
+
+UNISONO_INSTANTIATE_CONTRACT(Hierarchy, kPairs);
+UNISONO_INSTANTIATE_CONTRACT(HierarchyUneven, kUneven);
+
+}  // namespace
+}  // namespace unisono::testing

@@ -1,0 +1,49 @@
+#include "comm/emulated_hosts.h"
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "comm/group_engine.h"
+
+namespace unisono::testing {
+namespace {
+
+// Keys of one host beside those of others.
+class PrefixStore final : public Store {
+ public:
+  PrefixStore(std::shared_ptr<Store> inner, std::string prefix) : inner_(std::move(inner)), prefix_(std::move(prefix)) {}
+  void set(const std::string& key, const std::string& value) override { inner_->set(prefix_ + key, value); }
+  std::optional<std::string> get(const std::string& key, std::chrono::nanoseconds timeout) override {
+    return inner_->get(prefix_ + key, timeout);
+  }
+  std::int64_t add(const std::string& key, std::int64_t amount) override { return inner_->add(prefix_ + key, amount); }
+
+ private:
+  std::shared_ptr<Store> inner_;
+  std::string prefix_;
+};
+
+}  // namespace
+
+std::shared_ptr<ProcessGroup> make_emulated_hosts(const std::vector<std::vector<int>>& hosts, const GroupOptions& options,
+                                                  const HostHooks& hooks) {
+  HostLayout layout = layout_of(hosts, options.rank);
+  const auto engine = [&](const char* part, const std::string& name, std::size_t rank, std::size_t size) {
+    GroupOptions own = options;
+    own.rank = static_cast<int>(rank);
+    own.size = static_cast<int>(size);
+    own.prefix = options.prefix + "/" + name;
+    auto made = make_group_engine(make_group("shm", own), options.store, own.prefix + "/notices");
+    return hooks.engine ? hooks.engine(std::move(made), part) : std::move(made);
+  };
+  HierarchyParts parts;
+  parts.flat = engine("flat", "flat", static_cast<std::size_t>(options.rank), layout.ranks());
+  if (layout.place < layout.narrowest())
+    parts.across = engine("across", "across" + std::to_string(layout.place), layout.host, layout.hosts.size());
+  if (layout.place == 0) parts.leaders = engine("leaders", "leaders", layout.host, layout.hosts.size());
+  auto store = std::make_shared<PrefixStore>(options.store, options.prefix + "/host" + std::to_string(layout.host) + "/");
+  return make_hierarchy(std::move(layout), std::move(parts), std::move(store));
+}
+
+}  // namespace unisono::testing
