@@ -95,7 +95,7 @@ int rank_process(const Arguments& a) {
   try {
     for (int call = 0;; ++call) {
       if (call == 3) death.armed = true;
-      group.all_reduce({data.data(), data.size(), Dtype::f32}).wait();
+      group.all_reduce({data.data(), data.size(), Dtype::f32}, {}).wait();
     }
   } catch (const Error& error) {
     std::ofstream(told_in(a.at(3), rank)) << to_string(error.code()) << ": " << error.what();

@@ -17,7 +17,13 @@ const Transport& in_parts() {
   return transport;
 }
 
-INSTANTIATE_TEST_SUITE_P(Mpi, Contract, ::testing::Values(whole(), in_parts()));
+// Ranks 0 and 1 on one host, 2 and 3 on another.
+const Transport& on_two_hosts() {
+  static const Transport transport = mpi_transport_over_hosts("mpi_on_two_hosts");
+  return transport;
+}
+
+INSTANTIATE_TEST_SUITE_P(Mpi, Contract, ::testing::Values(whole(), in_parts(), on_two_hosts()));
 
 }  // namespace
 }  // namespace unisono::testing

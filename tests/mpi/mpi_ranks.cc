@@ -1,8 +1,11 @@
 #include "mpi/mpi_ranks.h"
 
+#include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <thread>
 
+#include "comm/test_store.h"
 #include "comm/mpi/mpi_group.h"
 
 namespace unisono::testing {
@@ -42,20 +45,47 @@ MpiHandle first_ranks(int size) {
   return place->second;
 }
 
-Transport mpi_transport(const std::string& name, std::size_t longest_block) {
+namespace {
+
+using MakeMpiGroup = std::function<std::shared_ptr<ProcessGroup>(MpiHandle parent, const GroupOptions& options)>;
+
+Transport transport_of(const std::string& name, const MakeMpiGroup& make) {
   const MpiWorld world = mpi_world();
   Transport out{.name = name, .max_ranks = world.size};
-  out.world = [longest_block](int size, std::chrono::nanoseconds) -> Maker {
-    return [parent = first_ranks(size), longest_block](const GroupOptions& options) {
-      return make_mpi_group(MpiLibrary::instance(), parent,
-                            {.timeout = options.timeout, .start_timeout = options.start_timeout, .longest_block = longest_block});
-    };
+  out.world = [make](int size, std::chrono::nanoseconds) -> Maker {
+    return [make, parent = first_ranks(size)](const GroupOptions& options) { return make(parent, options); };
   };
   out.own_rank = world.rank;
   out.meeting = [world](int size) -> std::function<void()> {
     return [comm = first_ranks(size), world, size] { meet(comm, world.rank, size); };
   };
   return out;
+}
+
+// Where the ranks of a host meet; its first rank removes it at the end of the program.
+std::shared_ptr<Store> host_store(const std::string& name, bool first) {
+  const auto path = std::filesystem::temp_directory_path() / ("unisono-mpi-test-" + name);
+  static std::vector<std::shared_ptr<const void>> removed;
+  std::filesystem::create_directories(path);
+  if (first) removed.emplace_back(nullptr, [path](const void*) { std::filesystem::remove_all(path); });
+  return std::make_shared<FolderStore>(path.string());
+}
+
+}  // namespace
+
+Transport mpi_transport(const std::string& name, std::size_t longest_block) {
+  return transport_of(name, [longest_block](MpiHandle parent, const GroupOptions& options) {
+    return make_mpi_group(MpiLibrary::instance(), parent,
+                          {.timeout = options.timeout, .start_timeout = options.start_timeout, .longest_block = longest_block});
+  });
+}
+
+Transport mpi_transport_over_hosts(const std::string& name) {
+  return transport_of(name, [](MpiHandle parent, const GroupOptions& options) {
+    setenv("UNISONO_HOST_PART", std::to_string(mpi_world().rank / 2).c_str(), 1);
+    return make_mpi_group_over_hosts(MpiLibrary::instance(), parent,
+                                     {.timeout = options.timeout, .start_timeout = options.start_timeout}, host_store);
+  });
 }
 
 }  // namespace unisono::testing

@@ -42,7 +42,6 @@ const Transport kGloo = {
       return [](const GroupOptions& options) { return make_group("gloo", options); };
     },
     .processes = true,
-    .names_the_dead = false,
     .numbers = Numbers::small,
 };
 
