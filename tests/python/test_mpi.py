@@ -227,6 +227,15 @@ def test_auto_over_several_hosts_without_an_address_is_mpi(mpi):
     assert set(re.findall(r"^rank \d+: (\S+ of \d)", text, re.M)) == {"mpi of 2"}, text
 
 
+def test_several_ranks_on_several_hosts_go_in_two_levels(mpi):
+    rank, several = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE") if mpi.open_mpi else ("PMI_RANK", "MPI_LOCALNRANKS")
+    program = f"import os; os.environ[{several!r}] = '2'; os.environ['UNISONO_HOST_PART'] = 'ab'[int(os.environ[{rank!r}]) // 2]\n" + TRAIN
+    code, text = mpi.launch(4, [sys.executable, "-c", program],
+                            env={"UNISONO_MPI_LIBRARY": str(mpi.library), "OMP_NUM_THREADS": "1"})
+    assert code == 0, text
+    assert set(re.findall(r"^rank \d+: (.*)$", text, re.M)) == {"hierarchy/mpi of 4, gradient [10.0]"}, text
+
+
 def test_auto_alone_does_not_touch_mpi():
     program = "import unisono; unisono.init(); print([m for m in open('/proc/self/maps') if 'libmpi' in m])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LIMIT_S, check=False)

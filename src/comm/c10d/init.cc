@@ -38,8 +38,8 @@ std::shared_ptr<ProcessGroup> mpi_over_hosts(const GroupOptions& options) {
   auto group = make_mpi_group_over_hosts(options, [&](const std::string& name, bool first) {
     return file = std::make_shared<PassingStore>(open_host_place(name, first, options.start_timeout));
   });
-  group->barrier().wait();  // nobody reads it any more
-  if (file) file->close();
+  const auto none = std::make_shared<PassingStore>(MeetingPlace{});
+  (file ? file : none)->end(*group);
   return group;
 }
 
@@ -96,10 +96,7 @@ std::shared_ptr<ProcessGroup> init(const InitOptions& options) {
   group_opts.store = passing ? file : place.store;
   group_opts.start_timeout = std::max<std::chrono::nanoseconds>(left(), std::chrono::seconds(1));
   auto group = chooses ? make_gloo_group_over_hosts(group_opts) : make_group(transport, group_opts);
-  if (passing) {
-    group->barrier().wait();  // nobody reads the file any more when rank 0 removes it
-    file->close();
-  }
+  if (passing) file->end(*group);
   return group;
 }
 

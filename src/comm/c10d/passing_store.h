@@ -9,11 +9,18 @@
 
 namespace unisono {
 
-/// A store that goes when the ranks have met in it, and what it lay in with it.
+/// A store that goes when the ranks of a group have met in it, and what it lay in with it.
 class PassingStore final : public Store {
  public:
   explicit PassingStore(MeetingPlace place) : place_(std::move(place)) {}
-  void close() { place_ = {}; }
+  /// *Collective* over the ranks that use it, by `group`, which they have made. A file that goes while another rank still closes it would hold
+  /// that rank up for minutes.
+  void end(ProcessGroup& group) {
+    group.barrier().wait();  // nobody reads it any more
+    place_.store = nullptr;
+    group.barrier().wait();
+    place_.cleanup = nullptr;
+  }
 
   void set(const std::string& key, const std::string& value) override { open().set(key, value); }
   std::optional<std::string> get(const std::string& key, std::chrono::nanoseconds timeout) override {

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <random>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "comm/issuer/exchange_texts.h"
 #include "comm/reduce_kernels.h"
 
 namespace unisono {
@@ -70,11 +72,15 @@ MpiEngine::MpiEngine(MpiLibrary& library, MpiHandle parent, const MpiEngineOptio
     : Engine(info_of(library, parent, options.timeout)),
       library_(library),
       longest_block_(options.longest_block),
+      start_timeout_(options.start_timeout),
       calls_(library, parent, options.start_timeout),
       seconds_(library, parent, options.start_timeout) {}
 
 std::unique_ptr<NoticeBoard> MpiEngine::notice_board() {
-  auto board = std::make_unique<MpiNoticeBoard>(library_, calls_.handle(), info().rank, info().size);
+  std::random_device random;
+  const std::uint64_t own = std::uint64_t{random()} << 32 | random();
+  const auto group = std::stoull(exchange_texts(*this, std::to_string(own), start_timeout_)[0]);
+  auto board = std::make_unique<MpiNoticeBoard>(library_, calls_.handle(), info().rank, info().size, group);
   board_ = board.get();
   return board;
 }

@@ -47,6 +47,7 @@ class MpiEngine final : public Engine {
   /// *Collective* over `parent`, and as MpiCommunicator.
   MpiEngine(MpiLibrary& library, MpiHandle parent, const MpiEngineOptions& options);
 
+  /// *Collective*. *Blocks* for the number of the group.
   std::unique_ptr<NoticeBoard> notice_board() override;
   std::vector<DataCall> parts_of(const DataCall& call) const override;
   EngineOp start(const DataCall& call, Milliseconds timeout) override;
@@ -70,6 +71,7 @@ class MpiEngine final : public Engine {
   MpiLibrary& library_;
   MpiNoticeBoard* board_ = nullptr;  // the issuer's
   std::size_t longest_block_;
+  std::chrono::nanoseconds start_timeout_;
   MpiCommunicator calls_;   // what all ranks begin in the order of the calls; notices too
   MpiCommunicator seconds_;  // the second halves of all-reduces
 };

@@ -9,6 +9,7 @@
 namespace unisono {
 
 struct MpiNoticeBoard::Notice {
+  std::uint64_t group = 0;
   std::int64_t sequence = -1;  // waiting in this call; else the group has failed
   std::int32_t code = 0;
   std::int32_t unused = 0;
@@ -17,8 +18,8 @@ struct MpiNoticeBoard::Notice {
   std::size_t size() const { return sequence >= 0 ? offsetof(Notice, text) : sizeof(Notice); }
 };
 
-MpiNoticeBoard::MpiNoticeBoard(MpiLibrary& library, MpiHandle comm, int rank, int size)
-    : library_(library), comm_(comm), rank_(rank), waiting_(static_cast<std::size_t>(size), -1) {}
+MpiNoticeBoard::MpiNoticeBoard(MpiLibrary& library, MpiHandle comm, int rank, int size, std::uint64_t group)
+    : library_(library), comm_(comm), rank_(rank), group_(group), waiting_(static_cast<std::size_t>(size), -1) {}
 
 void MpiNoticeBoard::post(const Notice& notice) {
   std::erase_if(sent_, [](const auto& message) { return message->done(); });
@@ -36,8 +37,9 @@ void MpiNoticeBoard::post(const Notice& notice) {
 void MpiNoticeBoard::read() {
   for (Notice notice;;) {
     int from = -1;
-    library_.call("MPI_Iprobe", [&](const MpiShim& mpi) { return mpi.receive(comm_, &notice, sizeof notice, &from); });
+    library_.call("MPI_Improbe", [&](const MpiShim& mpi) { return mpi.receive(comm_, &notice, sizeof notice, &from); });
     if (from < 0) return;
+    if (notice.group != group_) continue;
     if (notice.sequence >= 0) {
       waiting_[static_cast<std::size_t>(from)] = notice.sequence;
     } else if (!failure_) {
@@ -54,6 +56,7 @@ void MpiNoticeBoard::post_failure(const Error& cause) noexcept try {
   read();
   if (failure_) return;  // everybody has been told
   Notice notice;
+  notice.group = group_;
   notice.code = static_cast<std::int32_t>(cause.code());
   std::strncpy(notice.text.data(), cause.what(), notice.text.size() - 1);
   post(notice);
@@ -74,6 +77,7 @@ std::optional<Error> MpiNoticeBoard::failure() noexcept try {
 
 void MpiNoticeBoard::post_waiting(std::int64_t sequence) noexcept try {
   Notice notice;
+  notice.group = group_;
   notice.sequence = sequence;
   post(notice);
 } catch (const std::exception&) {

@@ -13,8 +13,9 @@ namespace unisono {
 /// Notices as messages from rank to rank, short enough for MPI to hold until they are read.
 class MpiNoticeBoard final : public NoticeBoard {
  public:
-  /// Nobody else may send messages on `comm`; collectives do not matter.
-  MpiNoticeBoard(MpiLibrary& library, MpiHandle comm, int rank, int size);
+  /// Nobody else may send messages on `comm`; collectives do not matter. `group`: a number that all ranks of the group know and other groups
+  /// do not have: what comes with another was meant for a communicator that is gone, see shim.cc.
+  MpiNoticeBoard(MpiLibrary& library, MpiHandle comm, int rank, int size, std::uint64_t group);
 
   void post_failure(const Error& cause) noexcept override;
   std::optional<Error> failure() noexcept override;
@@ -30,6 +31,7 @@ class MpiNoticeBoard final : public NoticeBoard {
   MpiLibrary& library_;
   MpiHandle comm_;
   int rank_;
+  std::uint64_t group_;
   std::vector<std::int64_t> waiting_;  // per rank, the call it said it waits in; -1 for none
   std::optional<Error> failure_;
   std::vector<std::unique_ptr<MpiTransfer>> sent_;

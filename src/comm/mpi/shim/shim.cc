@@ -148,11 +148,14 @@ int send(MpiHandle comm, const void* data, int64_t bytes, int to_rank, MpiHandle
 int receive(MpiHandle comm, void* data, int64_t room, int* sender) {
   int there = 0;
   MPI_Status status;
+  MPI_Message message;
   *sender = -1;
-  const int code = MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_of(comm), &there, &status);
+  // Matched, for MPICH gives a new communicator the number of an old one, and with it what nobody received there, from ranks that the new
+  // one may not have.
+  const int code = MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_of(comm), &there, &message, &status);
   if (code != MPI_SUCCESS || !there) return code;
   *sender = status.MPI_SOURCE;
-  return MPI_Recv(data, static_cast<int>(room), MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG, comm_of(comm), MPI_STATUS_IGNORE);
+  return MPI_Mrecv(data, static_cast<int>(room), MPI_BYTE, &message, MPI_STATUS_IGNORE);
 }
 
 void error_text(int code, char* text, int size) {
