@@ -91,7 +91,8 @@ def test_between_hosts(unisono_command, tmp_path):
         pytest.skip(f"no network namespaces here: {result.stderr.strip()}")
     assert result.returncode == 0, result.stdout + result.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
-    assert {row["impl"] for row in rows} == {"gloo", "unisono over gloo", "unisono ordered", "unisono hierarchy", "unisono hierarchy, bf16"}
+    assert {row["impl"] for row in rows} == {"gloo", "unisono over gloo", "unisono ordered", "unisono hierarchy", "unisono hierarchy, bf16", "unisono"}
+    assert {row["op"] for row in rows} == {"all_reduce", "broadcast", "all_gather", "reduce_scatter"}
     assert all(row["ranks"] == 4 and row["median_s"] > 0 for row in rows)
 
 
