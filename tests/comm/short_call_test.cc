@@ -81,6 +81,19 @@ TEST(HeaderBlock, WhatWasNotWrittenHereIsReadWithinItsBounds) {
   const auto read = HeaderBlock::read(garbage.data(), garbage.size(), {});
   EXPECT_LE(read.headers.size(), HeaderBlock::kHeaders / sizeof(CallHeader));
   for (const void* data : read.data) EXPECT_EQ(data, nullptr);
+
+  for (const std::uint64_t count : {std::uint64_t{5000}, ~std::uint64_t{0}}) {  // data that the block has no room for
+    HeaderBlock block(0, HeaderBlock::kHeaders);
+    CallHeader header = header_of(8);
+    const std::vector<std::byte> eight(8);
+    ASSERT_TRUE(block.add(header, {}, eight));
+    auto bytes = block.bytes();
+    header.count = count;
+    std::memcpy(bytes.data() + 16, &header, sizeof header);
+    const auto told = HeaderBlock::read(bytes.data(), bytes.size(), {});
+    ASSERT_EQ(told.data.size(), 1u);
+    EXPECT_EQ(told.data[0], nullptr);
+  }
 }
 
 // Counts what an engine is asked for.

@@ -1,8 +1,18 @@
 #include "comm/issuer/issued_call.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "comm/issuer/short_call.h"
+
 namespace unisono {
+
+std::chrono::milliseconds IssuedCall::left() const {
+  const auto rest = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+  return std::max(rest, std::chrono::milliseconds(1));
+}
+
+std::size_t IssuedCall::contribution_size() const { return contribution_bytes(header.operation, header.count, header.dtype); }
 
 void IssuedCall::end(std::exception_ptr error, bool withheld, StreamFence outputs_ready) {
   const std::lock_guard lock(mutex_);

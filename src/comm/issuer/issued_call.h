@@ -37,6 +37,9 @@ class IssuedCall final : public WorkState {
   std::shared_ptr<IssuedCall> whole;  ///< of a part: the call it is a part of
   std::size_t parts_left = 0;       ///< of a whole
 
+  std::chrono::milliseconds left() const;  ///< until the deadline; at least one
+  /// What each rank gives, if it is a short call.
+  std::size_t contribution_size() const;
   void succeed(bool withheld, StreamFence outputs_ready);
   void fail(const Error& error);
 

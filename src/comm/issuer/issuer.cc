@@ -3,7 +3,6 @@
 #include <pthread.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -16,18 +15,9 @@ constexpr std::chrono::microseconds kSlice =
 // An eager engine is looked at without a pause for so long after something has moved, then at longer and longer intervals.
 constexpr std::chrono::microseconds kEager(200);
 
-std::chrono::milliseconds left(const IssuedCall& call) {
-  const auto rest = std::chrono::ceil<std::chrono::milliseconds>(call.deadline - Clock::now());
-  return std::max(rest, std::chrono::milliseconds(1));
-}
-
 bool withheld(const IssuedCall& call) {
   return std::any_of(call.headers.begin(), call.headers.end(),
                      [](const CallHeader& header) { return header.withhold != 0; });
-}
-
-std::size_t bytes_of(const IssuedCall& call) {
-  return contribution_bytes(call.header.operation, call.header.count, call.header.dtype);
 }
 
 }  // namespace
@@ -197,122 +187,6 @@ bool Issuer::begin_something(const IssuedCall*& current) {
   return true;
 }
 
-// Those of all calls that wait, as far as they fit; none when there is only data to send, or to say how many calls have ended here.
-void Issuer::send_headers() {
-  HeaderBlock block(order_.ended(), HeaderBlock::size_with(bytes_following(), short_.room()));
-  for (const CallPtr& call : following_) block.follow(contribution(call->data), bytes_of(*call));
-  for (const CallPtr& call : waiting_) {
-    call->header.words = static_cast<std::uint32_t>(call->record.words.size());
-    call->header.sums = static_cast<std::uint32_t>(call->record.sums.size());
-    std::span<const std::byte> data;
-    if (short_.is_short(call->data)) data = {static_cast<const std::byte*>(contribution(call->data)), bytes_of(*call)};
-    if (!block.add(call->header, pack(call->record), data)) break;
-  }
-  exchange_ = engine_->gather_bytes(block.bytes().data(), block.bytes().size(), left(*subject_));
-  listen(*exchange_);
-}
-
-void Issuer::read_headers() {
-  const auto received = std::make_shared<const std::vector<std::uint8_t>>(exchange_->gathered());
-  exchange_.reset();
-  const auto following = bytes_following();
-  const std::size_t size = HeaderBlock::size_with(following, short_.room());
-  std::vector<HeaderBlock::Read> blocks;
-  for (std::size_t at = 0; at < received->size(); at += size) blocks.push_back(HeaderBlock::read(received->data() + at, size, following));
-  for (std::size_t i = 0; i < following.size(); ++i) {
-    IssuedCall& call = *following_[i];
-    call.received = received;
-    for (const auto& block : blocks) call.given.push_back(block.followed[i]);
-    finish(call);
-  }
-  following_.clear();
-  read_calls(blocks, received);
-}
-
-std::vector<std::size_t> Issuer::bytes_following() const {
-  std::vector<std::size_t> out;
-  for (const CallPtr& call : following_) out.push_back(bytes_of(*call));
-  return out;
-}
-
-void Issuer::read_calls(const std::vector<HeaderBlock::Read>& blocks, const Received& received) {
-  std::size_t made = waiting_.size();  // by all ranks
-  std::int64_t ended = order_.ended();
-  for (const auto& block : blocks) {
-    made = std::min(made, block.headers.size());
-    ended = std::min(ended, block.ended);
-  }
-  order_.learn(ended);
-  std::size_t in_short_calls = 0;
-  for (std::size_t i = 0; i < made; ++i) {
-    const CallPtr call = waiting_.front();
-    for (const auto& block : blocks) call->headers.push_back(block.headers[i]);
-    if (auto difference = find_difference(call->headers, engine_->info().name)) {
-      if (auto failure = posted_failure()) throw *failure;  // it met a call that a peer has given up
-      throw Error(ErrorCode::mismatch, *difference);
-    }
-    last_entered_ = describe(call->header);
-    if (call->header.record_follows == 0) {
-      std::vector<ControlRecord> records;
-      for (const auto& block : blocks) {
-        records.push_back(unpack(block.records[i].data(), call->header.words, call->header.sums));
-      }
-      call->combined = combine(records);
-    }
-    if (short_.is_short(call->data)) in_short_calls += bytes_of(*call);
-    if (call->header.data_comes != 0) {
-      call->received = received;
-      for (const auto& block : blocks) call->given.push_back(block.data[i]);
-    }
-    call->phase = IssuedCall::Phase::agreed;
-    agreed_.push_back(call);
-    waiting_.pop_front();
-  }
-  short_.learn(in_short_calls);
-}
-
-// Whether it has ended with all that follows it.
-bool Issuer::ended(const IssuedCall& call, EngineOp& op) {
-  while (op.done()) {
-    check_engine(call, op);
-    if (!op.then) return true;
-    const auto then = std::move(op.then);
-    op = then(1);
-    listen(op);
-  }
-  return false;
-}
-
-// A short call whose data has come.
-void Issuer::finish(IssuedCall& call) {
-  finish_short(call.data, call.given, divisor_of(call));
-  call.given.clear();
-  call.received.reset();
-  moved_ = Clock::now();
-  call.succeed(false, {});
-}
-
-// A record that did not come along with the header is gathered on its own. False while it is under way.
-bool Issuer::know_record(IssuedCall& call) {
-  if (call.header.record_follows == 0) return true;
-  if (!call.op) {
-    const auto packed = pack(call.record);
-    call.op = engine_->gather_bytes(packed.data(), packed.size() * sizeof(packed[0]), left(call));
-    listen(*call.op);
-  }
-  if (!ended(call, *call.op)) return false;
-  const auto bytes = call.op->gathered();
-  call.op.reset();
-  const std::size_t length = std::size_t{call.header.words} + call.header.sums;
-  std::vector<std::uint64_t> all(length * call.headers.size());
-  std::memcpy(all.data(), bytes.data(), bytes.size());
-  std::vector<ControlRecord> records;
-  for (std::size_t rank = 0; rank < call.headers.size(); ++rank)
-    records.push_back(unpack(all.data() + rank * length, call.header.words, call.header.sums));
-  call.combined = combine(records);
-  return true;
-}
-
 // A call that all ranks have made: without a priority its data moves at once, else when its turn has come.
 void Issuer::place(const CallPtr& call) {
   const bool moves = call->header.operation != Operation::barrier && call->header.operation != Operation::allocate;
@@ -362,7 +236,7 @@ void Issuer::start_data(const CallPtr& call) {
 }
 
 void Issuer::start_one(const CallPtr& call) {
-  call->op = engine_->start(call->data, left(*call));
+  call->op = engine_->start(call->data, call->left());
   listen(*call->op);
   if (call->op->then && !call->op->staged) {
     halfway_.push_back(call);
@@ -403,6 +277,18 @@ double Issuer::divisor_of(const IssuedCall& call) const {
 void Issuer::listen(EngineOp& op) {
   moved_ = Clock::now();
   if (op.when_done) op.when_done([signal = signal_] { signal->raise(); });
+}
+
+// Whether it has ended with all that follows it.
+bool Issuer::ended(const IssuedCall& call, EngineOp& op) {
+  while (op.done()) {
+    check_engine(call, op);
+    if (!op.then) return true;
+    const auto then = std::move(op.then);
+    op = then(1);
+    listen(op);
+  }
+  return false;
 }
 
 // The engine's own wait throws its error, and orders device streams.

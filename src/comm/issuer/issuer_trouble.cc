@@ -97,8 +97,7 @@ Error Issuer::lost(const IssuedCall& call, const std::string& engine_text) {
   if (const auto gone = engine_->lost(); !gone.empty()) {
     who = list(gone) + " died or left the group";
   } else if (board_) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(call.deadline - Clock::now());
-    const auto silent = board_->unheard(std::clamp(left, std::chrono::milliseconds(100), kPatience));
+    const auto silent = board_->unheard(std::clamp(call.left(), std::chrono::milliseconds(100), kPatience));
     if (auto failure = posted_failure()) return *failure;
     if (!silent.empty()) who += ", and " + list(silent) + (silent.size() == 1 ? " does" : " do") + " not answer any more";
     if (const auto silence = board_->silence(); silent.empty() && !silence.empty()) who += ", and " + silence;
