@@ -237,7 +237,7 @@ def refusals():
         return [outcome_of(call) for call in (
             lambda: dist.send(t, dist.get_rank()),
             lambda: dist.all_reduce(torch.ones(4, dtype=torch.int16)),
-            lambda: dist.all_reduce(t.to_sparse()),
+            lambda: dist.broadcast(t.to_sparse(), 0),
             lambda: dist.all_reduce(torch.ones(4, dtype=torch.int32), op=dist.ReduceOp.AVG),
             lambda: dist.all_to_all_single(t, torch.ones(4), [1, 2], [1, 3]),
             lambda: dist.all_reduce(t),
