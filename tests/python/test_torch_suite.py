@@ -15,7 +15,7 @@ COLLECTIVES = [
     "test_all_reduce_sum_async", "test_all_to_all_complex", "test_all_to_all_single_unequal_split_full_group",
     "test_barrier", "test_batch_isend_irecv_gloo_tags", "test_broadcast", "test_gather", "test_get_future",
     "test_irecv", "test_reduce_full_group_max", "test_scatter_complex", "test_scatter_object_list",
-    "test_send_recv_any_source", "test_send_recv_with_tag",
+    "test_send_recv_any_source", "test_send_recv_with_tag", "test_sparse_all_reduce_sum",
 ]
 GROUPS = ["test_destroy_group", "test_get_backend", "test_get_rank_size_group"]
 DDP = [

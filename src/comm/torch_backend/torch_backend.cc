@@ -39,6 +39,7 @@ const char* title_of(c10d::OpType type) {
   switch (type) {
     case c10d::OpType::ALLREDUCE:
     case c10d::OpType::ALLREDUCE_COALESCED: return "unisono:all_reduce";
+    case c10d::OpType::_ALLREDUCE_SPARSE: return "unisono:sparse_all_reduce";
     case c10d::OpType::BROADCAST: return "unisono:broadcast";
     case c10d::OpType::REDUCE: return "unisono:reduce";
     case c10d::OpType::ALLGATHER:
@@ -80,6 +81,7 @@ const std::vector<at::Tensor>& only_list(const std::vector<std::vector<at::Tenso
 TorchBackend::TorchBackend(std::shared_ptr<ProcessGroup> group, c10::intrusive_ptr<c10d::Backend> beside)
     : c10d::Backend(group->rank(), group->size()), group_(std::move(group)), beside_(std::move(beside)),
       post_(dynamic_cast<PointToPoint*>(group_.get())), futures_(std::make_shared<FutureThread>()),
+      halves_(std::make_shared<FutureThread>()),
       options_(c10::make_intrusive<Options>("unisono", std::chrono::duration_cast<std::chrono::milliseconds>(group_->timeout()))) {}
 
 void TorchBackend::setTimeout(std::chrono::milliseconds timeout) {
@@ -96,9 +98,9 @@ std::chrono::nanoseconds TorchBackend::timeout_of(std::chrono::milliseconds give
   return std::max<std::chrono::nanoseconds>(given, std::chrono::nanoseconds(1));
 }
 
-TorchBackend::WorkPtr TorchBackend::start(c10d::OpType type, TorchWork::Call call) {
+TorchBackend::WorkPtr TorchBackend::start(c10d::OpType type, TorchWork::Call call, const std::shared_ptr<FutureThread>& thread) {
   ++calls_;
-  return c10::make_intrusive<TorchWork>(rank_, type, title_of(type), std::move(call), futures_);
+  return c10::make_intrusive<TorchWork>(rank_, type, title_of(type), std::move(call), thread);
 }
 
 void TorchBackend::add_all_reduce(TorchWork::Call& call, const at::Tensor& tensor, const AllReduceOptions& options) {
@@ -109,6 +111,7 @@ void TorchBackend::add_all_reduce(TorchWork::Call& call, const at::Tensor& tenso
 
 TorchBackend::WorkPtr TorchBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   const at::Tensor& tensor = only(tensors, "all_reduce");
+  if (tensor.defined() && tensor.layout() == at::kSparse) return sum_sparse(tensors, options);
   TorchWork::Call call;
   const auto how = reduction(reduce_op_of(options.reduceOp, tensor, "all_reduce"), timeout_of(options.timeout));
   multiplied(tensor, options.reduceOp, true);

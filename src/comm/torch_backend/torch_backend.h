@@ -3,6 +3,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -17,7 +18,7 @@ namespace unisono {
 
 /// A unisono group as torch.distributed's backend "unisono". It only translates: tensors to buffers (complex numbers as
 /// pairs, strided tensors through a copy), operations to the contract's six. Lists of tensors travel as one flat buffer.
-/// Messages between two ranks, and blocks of different sizes, go by the transport's `PointToPoint`.
+/// Messages between two ranks, blocks of different sizes and sparse tensors go by the transport's `PointToPoint`.
 /// What is not overridden throws c10d's "Backend unisono does not support ...".
 class TorchBackend final : public c10d::Backend {
  public:
@@ -70,8 +71,11 @@ class TorchBackend final : public c10d::Backend {
 
  private:
   std::chrono::nanoseconds timeout_of(std::chrono::milliseconds given) const;
-  WorkPtr start(c10d::OpType type, TorchWork::Call call);
+  WorkPtr start(c10d::OpType type, TorchWork::Call call) { return start(type, std::move(call), futures_); }
+  WorkPtr start(c10d::OpType type, TorchWork::Call call, const std::shared_ptr<FutureThread>& thread);
   PointToPoint& messages(const char* operation) const;
+  std::int64_t next_exchange();
+  WorkPtr sum_sparse(Tensors& tensors, const c10d::AllreduceOptions& options);
   WorkPtr receive(const at::Tensor& tensor, int from, int tag, c10d::OpType type);
   void exchange(TorchWork::Call& call, const Tensors& outputs, const Tensors& inputs, std::chrono::milliseconds timeout);
   WorkPtr gather_by_broadcasts(const Tensors& outputs, const at::Tensor& input, std::chrono::milliseconds timeout);
@@ -85,6 +89,7 @@ class TorchBackend final : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> beside_;
   PointToPoint* post_;  // the group's, or null
   std::shared_ptr<FutureThread> futures_;
+  std::shared_ptr<FutureThread> halves_;  // begins the second halves of sparse sums, which are behind nothing else
   c10::intrusive_ptr<Options> options_;
   std::atomic<std::int64_t> timeout_ms_{0};  // 0: the group's own
   std::atomic<std::uint64_t> calls_{0};

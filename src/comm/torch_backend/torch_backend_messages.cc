@@ -11,6 +11,7 @@
 #include <unisono/torch_backend.h>
 
 #include "comm/c10d/tensors.h"
+#include "comm/torch_backend/beside_work.h"
 #include "comm/torch_backend/staging.h"
 #include "comm/torch_backend/torch_backend.h"
 
@@ -18,9 +19,6 @@ namespace unisono {
 namespace {
 
 constexpr std::chrono::milliseconds kUnset(-1);  // as c10d's options have it
-
-// Tags of torch.distributed are not negative; these are for blocks of all_to_all.
-constexpr std::int64_t kFirstExchange = std::numeric_limits<std::int64_t>::min();
 
 // The rows of `tensor` in blocks of these numbers; equal ones when there are none.
 std::vector<at::Tensor> blocks_of(const at::Tensor& tensor, const std::vector<int64_t>& rows, int size, const char* name) {
@@ -35,27 +33,10 @@ std::vector<at::Tensor> blocks_of(const at::Tensor& tensor, const std::vector<in
   return tensor.split_with_sizes(lengths);
 }
 
-// A call of the backend beside ours.
-class BesideWork final : public WorkState {
- public:
-  explicit BesideWork(c10::intrusive_ptr<c10d::Work> work) : work_(std::move(work)) {}
-  bool poll() override { return work_->isCompleted(); }
-  void wait() override {
-    try {
-      work_->wait();
-    } catch (const std::exception&) {  // kept by the work
-    }
-  }
-  std::exception_ptr error() const override { return work_->exception(); }
-  const ControlRecord& control() const override { return none_; }
-  bool withheld() const override { return false; }
-
- private:
-  c10::intrusive_ptr<c10d::Work> work_;
-  ControlRecord none_;
-};
-
 }  // namespace
+
+// Tags of torch.distributed are not negative; negative ones are for what the backend sends by itself.
+std::int64_t TorchBackend::next_exchange() { return std::numeric_limits<std::int64_t>::min() + exchanges_.fetch_add(1); }
 
 PointToPoint& TorchBackend::messages(const char* operation) const {
   if (post_ != nullptr) return *post_;
@@ -97,7 +78,7 @@ TorchBackend::WorkPtr TorchBackend::recvAnysource(Tensors& tensors, int tag) {
 void TorchBackend::exchange(TorchWork::Call& call, const Tensors& outputs, const Tensors& inputs,
                             std::chrono::milliseconds timeout) {
   PointToPoint& post = messages("all_to_all");
-  const std::int64_t tag = kFirstExchange + exchanges_.fetch_add(1);
+  const std::int64_t tag = next_exchange();
   const auto limit = timeout_of(timeout);
   const auto own = static_cast<std::size_t>(rank_);
   for (const auto* list : {&outputs, &inputs})
