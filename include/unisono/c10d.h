@@ -36,8 +36,8 @@ std::shared_ptr<ProcessGroup> make_ordered_group(c10::intrusive_ptr<c10d::Proces
 /// What connects the hosts of a hierarchy.
 struct HostGroups {
   c10::intrusive_ptr<c10d::ProcessGroup> all;      ///< every rank
-  /// As many ranks of each host carry as the smallest has, its first ones: those with this rank's place, one per host; null on a rank
-  /// that does not carry.
+  /// As many ranks of each host carry as the smallest has, its first ones: those with this rank's place, one per host, in the order of their
+  /// ranks; null on a rank that does not carry.
   c10::intrusive_ptr<c10d::ProcessGroup> across;
   c10::intrusive_ptr<c10d::ProcessGroup> leaders;  ///< the first ranks of the hosts; null on every other
 };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from datetime import timedelta
 from weakref import WeakKeyDictionary
 
@@ -37,6 +38,13 @@ def init(transport: str = "auto", rank: int = -1, size: int = -1, timeout: float
     over_hosts = _init_over_hosts(*arguments)
     _default_group = _C.init(*arguments) if over_hosts is None else over_hosts
     return _default_group
+
+
+@atexit.register
+def _forget_default() -> None:
+    """The group's threads end before Python does: one that lets go of a tensor later would find no interpreter."""
+    global _default_group
+    _default_group = None
 
 
 def _init_over_hosts(transport, rank, size, timeout, start_timeout, store, prefix) -> _C.ProcessGroup | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
+from weakref import finalize
 
 import torch.distributed as dist
 
@@ -29,11 +31,11 @@ def hosts_of(process_group=None) -> Hosts:
 def over_hosts(hosts: Hosts, rank: int, make: Callable[[str, list[int]], dist.ProcessGroup | None], store: dist.Store, *,
                ordered: bool = False) -> _C.ProcessGroup:
     """The group of the ranks of several hosts. `make(name, ranks)` gives a torch.distributed group of these ranks, None where this rank is
-    none of them; it is asked for the same groups in the same order on all ranks. The ranks of a host meet in `store`."""
+    none of them; ranks ascend, and it is asked for the same groups in the same order on all ranks. The ranks of a host meet in `store`."""
     everyone = make("all", sorted(rank for ranks in hosts for rank in ranks))
     if max(map(len, hosts)) == 1:
         return _C.make_ordered_group(everyone) if ordered else _C.from_torch(everyone)
-    across = [make(f"across/{place}", list(ranks)) for place, ranks in enumerate(zip(*hosts, strict=False))]
+    across = [make(f"across/{place}", sorted(ranks)) for place, ranks in enumerate(zip(*hosts, strict=False))]
     leaders = make("leaders", [ranks[0] for ranks in hosts])
     own = next(ranks for ranks in hosts if rank in ranks)
     return _C.make_hierarchical_group(everyone, next((group for group in across if group is not None), None), leaders, hosts,
@@ -65,14 +67,31 @@ def _two_levels(process_group, timeout: timedelta, hosts: Hosts | None, *, order
     backend = dist.get_backend_config(process_group)
     rank = dist.get_rank(process_group)
 
-    def make(_, ranks):
-        group = dist.new_group([everyone[r] for r in ranks], timeout, backend)
-        return group if rank in ranks else None
+    made = []
 
+    def make(_, ranks, backend=backend):
+        group = dist.new_group([everyone[r] for r in ranks], timeout, backend)
+        if rank not in ranks:
+            return None
+        made.append(group)
+        return group
+
+    group = _of_made(process_group, hosts, everyone, make, rank, ordered)
+    for part in made:  # torch.distributed keeps groups until they are destroyed
+        finalize(group, _destroy, part).atexit = False
+    return group
+
+
+def _destroy(group) -> None:
+    with suppress(ValueError):  # destroyed with all groups
+        dist.destroy_process_group(group)
+
+
+def _of_made(process_group, hosts: Hosts | None, everyone: list[int], make, rank: int, ordered: bool) -> _C.ProcessGroup:
     if hosts is None:
         return _C.make_ordered_group(make("all", range(len(everyone))))
     if len(hosts) == 1 and not ordered:
-        return _C.from_torch(dist.new_group(everyone, timeout, "unisono"))
+        return _C.from_torch(make("all", range(len(everyone)), "unisono"))
     box = [secrets.token_hex(8)]
     dist.broadcast_object_list(box, src=everyone[0], group=process_group)
     store = dist.PrefixStore(f"unisono/{box[0]}", dist.distributed_c10d._get_default_store())

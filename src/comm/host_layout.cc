@@ -55,6 +55,18 @@ std::size_t HostLayout::widest() const {
   return std::max_element(hosts.begin(), hosts.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); })->size();
 }
 
+std::vector<int> HostLayout::carriers(std::size_t at) const {
+  std::vector<int> out;
+  for (const auto& ranks : hosts) out.push_back(ranks[at]);
+  std::sort(out.begin(), out.end());
+  return out;
+}
+
+std::size_t HostLayout::position(std::size_t at, std::size_t of_host) const {
+  const auto all = carriers(at);
+  return static_cast<std::size_t>(std::find(all.begin(), all.end(), hosts[of_host][at]) - all.begin());
+}
+
 bool follows_tree(const std::vector<std::vector<int>>& hosts) {
   const HostLayout layout = layout_of(hosts, 0);
   return made_of_hosts(layout.hosts, 0, static_cast<int>(layout.ranks())) && joined_alike(layout.hosts, 0, layout.hosts.size());

@@ -50,7 +50,8 @@ class Card {
   static bool readable(const std::string& card) {
     std::istringstream text(card);
     std::string pid, memory, secret, place;
-    text >> pid >> memory >> secret >> place;
+    text >> pid >> memory >> secret >> std::ws;
+    std::getline(text, place);  // UNISONO_HOST_PART may have blanks
     if (place != own_place()) return false;
     const int file = open(("/proc/" + pid + "/fd/" + memory).c_str(), O_RDONLY | O_CLOEXEC);
     if (file < 0) return false;
@@ -83,8 +84,10 @@ std::vector<std::vector<int>> find_hosts(const ExchangeTexts& exchange) {
   const Card card;
   const auto cards = exchange("card", card.shown());
   std::vector<int> near;
-  std::copy_if(everyone.begin(), everyone.end(), std::back_inserter(near),
-               [&](int rank) { return Card::readable(cards[static_cast<std::size_t>(rank)]); });
+  std::copy_if(everyone.begin(), everyone.end(), std::back_inserter(near), [&](int rank) {
+    const std::string& shown = cards[static_cast<std::size_t>(rank)];
+    return shown == card.shown() || Card::readable(shown);  // where there is no /proc a rank is alone
+  });
   const auto all_near = exchange("neighbours", join(near));
   std::set<std::string> seen;
   std::vector<std::vector<int>> hosts;

@@ -36,6 +36,23 @@ Transport hosts(const std::string& name, int first) {
 const Transport kPairs = hosts("hierarchy", 2);
 const Transport kUneven = hosts("hierarchy_uneven", 4);
 
+// Ranks 0, 3, 4 and 1, 2: the carriers of one place are not in the order of the hosts. Their sums are another tree's.
+const Transport kCrossed = {
+    .name = "hierarchy_crossed",
+    .max_ranks = 5,
+    .world = [](int, std::chrono::nanoseconds) -> Maker {
+      return [](const GroupOptions& options) -> std::shared_ptr<ProcessGroup> {
+        if (options.size == 1) return make_group("serial", options);
+        std::vector<std::vector<int>> hosts(2);
+        for (int rank = 0; rank < options.size; ++rank) hosts[rank == 1 || rank == 2 ? 1 : 0].push_back(rank);
+        return std::make_shared<IssuedGroup>(make_emulated_hosts(hosts, options));
+      };
+    },
+    .mixes_places = false,
+    .numbers = Numbers::small,
+};
+
+UNISONO_INSTANTIATE_CONTRACT(HierarchyCrossed, kCrossed);
 UNISONO_INSTANTIATE_CONTRACT(Hierarchy, kPairs);
 UNISONO_INSTANTIATE_CONTRACT(HierarchyUneven, kUneven);
 

@@ -43,7 +43,7 @@ std::unique_ptr<Engine> make_emulated_hosts(const std::vector<std::vector<int>>&
   HierarchyParts parts;
   parts.flat = engine("all", "all", static_cast<std::size_t>(options.rank), layout.ranks());
   if (layout.place < layout.narrowest())
-    parts.across = engine("across", "across" + std::to_string(layout.place), layout.host, layout.hosts.size());
+    parts.across = engine("across", "across" + std::to_string(layout.place), layout.position(layout.place, layout.host), layout.hosts.size());
   if (layout.place == 0) parts.leaders = engine("leaders", "leaders", layout.host, layout.hosts.size());
   auto store = std::make_shared<PrefixStore>(options.store, options.prefix + "/host" + std::to_string(layout.host) + "/");
   return make_hierarchy_engine(std::move(layout), std::move(parts), std::move(store));

@@ -72,7 +72,9 @@ TEST(HeaderBlock, DataComesAlongWhereThereIsRoom) {
     EXPECT_EQ(read.records[0], record);
     EXPECT_EQ(std::memcmp(read.data[0], small.data(), small.size()), 0);
     ASSERT_EQ(read.data[1] != nullptr, room > 0);
-    if (room > 0) EXPECT_EQ(std::memcmp(read.data[1], large.data(), large.size()), 0);
+    if (room > 0) {
+      EXPECT_EQ(std::memcmp(read.data[1], large.data(), large.size()), 0);
+    }
   }
 }
 
@@ -166,6 +168,19 @@ TEST(ShortCalls, WithheldOnesLeaveTheDataAlone) {
       EXPECT_EQ(one, call == 1 ? 1.0f : 2.0f);
     }
     EXPECT_EQ(gathers, 3);  // a number fits beside any header
+  });
+}
+
+// A barrier ends when the calls before it have, short ones too.
+TEST(ShortCalls, AreEndedWhenABarrierAfterThemIs) {
+  on_two_ranks([](ProcessGroup& group, std::atomic<int>&, std::atomic<int>&) {
+    std::vector<float> data(4000);
+    for (int round = 0; round < 50; ++round) {
+      std::vector<Work> works;
+      for (std::size_t length : {700, 1500, 300, 4000, 900}) works.push_back(group.all_reduce({data.data(), length, Dtype::f32}));
+      group.barrier().wait();
+      for (Work& work : works) ASSERT_TRUE(work.poll());
+    }
   });
 }
 

@@ -19,11 +19,21 @@ const Transport& in_parts() {
 
 // Ranks 0 and 1 on one host, 2 and 3 on another.
 const Transport& on_two_hosts() {
-  static const Transport transport = mpi_transport_over_hosts("mpi_on_two_hosts");
+  static const Transport transport = mpi_transport_over_hosts("mpi_on_two_hosts", "aabb");
   return transport;
 }
 
-INSTANTIATE_TEST_SUITE_P(Mpi, Contract, ::testing::Values(whole(), in_parts(), on_two_hosts()));
+// Sums are another tree's.
+const Transport& on_crossed_hosts() {
+  static const Transport transport = [] {
+    Transport out = mpi_transport_over_hosts("mpi_on_crossed_hosts", "abba");
+    out.numbers = Numbers::small;
+    return out;
+  }();
+  return transport;
+}
+
+INSTANTIATE_TEST_SUITE_P(Mpi, Contract, ::testing::Values(whole(), in_parts(), on_two_hosts(), on_crossed_hosts()));
 
 }  // namespace
 }  // namespace unisono::testing

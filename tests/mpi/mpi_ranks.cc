@@ -80,9 +80,10 @@ Transport mpi_transport(const std::string& name, std::size_t longest_block) {
   });
 }
 
-Transport mpi_transport_over_hosts(const std::string& name) {
-  return transport_of(name, [](MpiHandle parent, const GroupOptions& options) {
-    setenv("UNISONO_HOST_PART", std::to_string(mpi_world().rank / 2).c_str(), 1);
+Transport mpi_transport_over_hosts(const std::string& name, const std::string& parts) {
+  return transport_of(name, [parts](MpiHandle parent, const GroupOptions& options) {
+    const auto rank = static_cast<std::size_t>(mpi_world().rank);
+    setenv("UNISONO_HOST_PART", parts.substr(rank % parts.size(), 1).c_str(), 1);
     return make_mpi_group_over_hosts(MpiLibrary::instance(), parent,
                                      {.timeout = options.timeout, .start_timeout = options.start_timeout}, host_store);
   });

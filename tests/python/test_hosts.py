@@ -1,5 +1,6 @@
 """Groups of two levels: ranks that share a host, Gloo between hosts. UNISONO_HOST_PART makes hosts of one machine's ranks."""
 
+import gc
 import os
 from datetime import timedelta
 
@@ -34,7 +35,7 @@ def means(part):
 
 
 @pytest.mark.parametrize(("part", "hosts", "name"), [
-    ("aabb", [(0, 1), (2, 3)], "hierarchy/c10d/gloo"), ("abab", [(0, 2), (1, 3)], "hierarchy/c10d/gloo"),
+    ("aabb", [(0, 1), (2, 3)], "hierarchy/c10d/gloo"), ("abba", [(0, 3), (1, 2)], "hierarchy/c10d/gloo"), ("abab", [(0, 2), (1, 3)], "hierarchy/c10d/gloo"),
     ("aaab", [(0, 1, 2), (3,)], "hierarchy/c10d/gloo"), ("aaaa", [(0, 1, 2, 3)], "shm"), ("abcd", [(0,), (1,), (2,), (3,)], "c10d/gloo")])
 def test_means_whatever_the_hosts(on_ranks, part, hosts, name):
     for seen, own_name, size, right, half in on_ranks(4, means, part, group=False):
@@ -43,6 +44,56 @@ def test_means_whatever_the_hosts(on_ranks, part, hosts, name):
         assert size == 4
         assert right == [True] * 4
         assert half == [10.0]
+
+
+def moves(part):
+    place(part)
+    with torch_group("gloo") as world:
+        group = unisono.hierarchical(world)
+        rank, out = group.rank(), []
+        for root in range(4):
+            x = torch.arange(100_003.0) + (1000 * root if rank == root else -1)
+            group.broadcast(x, root).wait()
+            out.append(torch.equal(x, torch.arange(100_003.0) + 1000 * root))
+        everything = torch.zeros(4, 50_001)
+        group.all_gather(everything, torch.full((50_001,), rank + 0.5)).wait()
+        out.append(torch.equal(everything, torch.arange(4.0)[:, None].expand(4, 50_001) + 0.5))
+        return out
+
+
+@pytest.mark.parametrize("part", ["aabb", "abba", "aaab", "abbb"])
+def test_blocks_go_to_their_places_whatever_the_hosts(on_ranks, part):
+    for right in on_ranks(4, moves, part, group=False):
+        assert right == [True] * 5
+
+
+def threads_of_many(part):
+    place(part)
+    with torch_group("gloo") as world:
+        counts = []
+        for _ in range(4):
+            group = unisono.hierarchical(world)
+            group.barrier().wait()
+            del group
+            gc.collect()
+            counts.append(len(os.listdir("/proc/self/task")))
+        return counts
+
+
+def test_groups_that_go_leave_no_threads(on_ranks):
+    for counts in on_ranks(3, threads_of_many, "aab", group=False):
+        assert counts[-1] <= counts[0] + 1, counts  # one may be just ending
+
+
+def a_blank_in_the_name(part):
+    os.environ["UNISONO_HOST_PART"] = f"rack {part[int(os.environ['RANK'])]} left"
+    with torch_group("gloo") as world:
+        return unisono.hosts_of(world)
+
+
+def test_a_part_may_have_blanks_in_its_name(on_ranks):
+    for hosts in on_ranks(3, a_blank_in_the_name, "aab", group=False):
+        assert hosts == [(0, 1), (2,)]
 
 
 def train(part):

@@ -3,6 +3,7 @@
 #include <unisono/c10d.h>
 #include <unisono/torch_backend.h>
 
+#include <algorithm>
 #include <deque>
 #include <mutex>
 #include <thread>
@@ -24,6 +25,7 @@ struct Gate {
   std::mutex mutex;
   std::vector<std::int64_t> issued;  // numbers of elements beyond kLong
   std::deque<c10::intrusive_ptr<c10::ivalue::Future>> held;
+  std::vector<at::Tensor> tensors;  // what the all-reduces were given
 
   void open_next() {
     c10::intrusive_ptr<c10::ivalue::Future> future;
@@ -66,6 +68,7 @@ class GatedBackend final : public c10d::Backend {
     const std::lock_guard lock(gate_.mutex);
     gate_.issued.push_back(tensors[0].numel() - static_cast<std::int64_t>(kLong));
     gate_.held.push_back(future);
+    gate_.tensors.push_back(tensors[0]);
     return c10::make_intrusive<GatedWork>(std::move(future));
   }
   c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& out, std::vector<at::Tensor>& in,
@@ -82,11 +85,8 @@ class GatedBackend final : public c10d::Backend {
   Gate& gate_;
 };
 
-// Calls of 1, 2, 3 ... elements and kLong more are made in this order, three more than may move at once; whenever one has ended on
-// both ranks the highest priority of those that wait goes next.
-TEST(Priority, HigherOnesOvertakeThoseThatWait) {
+std::vector<std::shared_ptr<ProcessGroup>> gated_groups(std::vector<Gate>& gates) {
   const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<Gate> gates(2);
   std::vector<std::thread> threads;
   std::vector<std::shared_ptr<ProcessGroup>> groups(2);
   for (int r = 0; r < 2; ++r) {
@@ -101,6 +101,35 @@ TEST(Priority, HigherOnesOvertakeThoseThatWait) {
     });
   }
   for (auto& thread : threads) thread.join();
+  return groups;
+}
+
+// A call fails at once, and an engine that cannot be stopped ends long after it.
+TEST(LateEngine, WritesToMemoryOfItsOwn) {
+  std::vector<Gate> gates(2);
+  auto groups = gated_groups(gates);
+  std::vector<std::vector<float>> memory(2, std::vector<float>(kLong, 1.0f));
+  std::vector<Work> works;
+  for (std::size_t r = 0; r < 2; ++r) works.push_back(groups[r]->all_reduce({memory[r].data(), kLong, Dtype::f32}));
+  for (Gate& gate : gates) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (gate.issued_so_far() < 1 && std::chrono::steady_clock::now() < end) std::this_thread::yield();
+  }
+  for (auto& group : groups) group->abort(Error(ErrorCode::peer_lost, "enough"));
+  for (Work& work : works) EXPECT_THROW(work.wait(), Error);
+  for (Gate& gate : gates) {
+    gate.tensors.at(0).fill_(7);
+    gate.open_next();
+  }
+  groups.clear();
+  for (const auto& data : memory) EXPECT_EQ(std::count(data.begin(), data.end(), 1.0f), static_cast<std::ptrdiff_t>(kLong));
+}
+
+// Calls of 1, 2, 3 ... elements and kLong more are made in this order, three more than may move at once; whenever one has ended on
+// both ranks the highest priority of those that wait goes next.
+TEST(Priority, HigherOnesOvertakeThoseThatWait) {
+  std::vector<Gate> gates(2);
+  auto groups = gated_groups(gates);
   constexpr std::size_t kMoving = ServiceOrder::kMoving, kCalls = kMoving + 3;
   std::vector<float> memory(kLong + kCalls);
   std::vector<Work> works;

@@ -56,6 +56,19 @@ at::Tensor wire_tensor(Buffer buffer) {
   return half ? tensor.to(at::kFloat) : tensor;
 }
 
+// Of CPU memory a copy, for Gloo cannot be stopped; what works on streams is.
+at::Tensor own(const at::Tensor& tensor) { return tensor.is_cpu() ? tensor.clone() : tensor; }
+at::Tensor own_empty(const at::Tensor& tensor) { return tensor.is_cpu() ? at::empty_like(tensor) : tensor; }
+
+// What came in `wire` to where it belongs.
+void bring_home(EngineOp& op, const at::Tensor& out, const at::Tensor& wire) {
+  if (wire.data_ptr() == out.data_ptr()) return;
+  op.finish = [out, wire](double) {
+    const at::NoGradGuard no_grad;
+    at::Tensor(out).copy_(wire);
+  };
+}
+
 void divide(at::Tensor& tensor, double divisor) {
   if (divisor == 0) {
     tensor.zero_();
@@ -149,21 +162,29 @@ EngineOp C10dEngine::start(const DataCall& call, Milliseconds timeout) {
     case Operation::all_reduce: return all_reduce(call, timeout);
     case Operation::reduce_scatter: return reduce_scatter(call, timeout);
     case Operation::broadcast: {
-      std::vector<at::Tensor> data{tensor_of(as_bytes(call.out))};
+      const at::Tensor out = tensor_of(as_bytes(call.out));
+      const bool root = call.root == info().rank;
+      std::vector<at::Tensor> data{root ? own(out) : own_empty(out)};
       auto options = with<c10d::BroadcastOptions>(timeout);
       options.rootRank = call.root;
-      return in_flight(group_->broadcast(data, options), data);
+      auto op = in_flight(group_->broadcast(data, options), data);
+      if (!root) bring_home(op, out, data[0]);
+      return op;
     }
     case Operation::all_gather: {
-      at::Tensor out = tensor_of(as_bytes(call.out));
-      at::Tensor in = tensor_of(as_bytes(call.in)).clone();  // it may lie inside `out`
-      return in_flight(group_->all_gather_single(out, in, with<c10d::AllgatherOptions>(timeout)), {out, in});
+      const at::Tensor out = tensor_of(as_bytes(call.out));
+      at::Tensor to = own_empty(out), in = tensor_of(as_bytes(call.in)).clone();  // it may lie inside `out`
+      auto op = in_flight(group_->all_gather_single(to, in, with<c10d::AllgatherOptions>(timeout)), {to, in});
+      bring_home(op, out, to);
+      return op;
     }
     case Operation::all_to_all: {
-      at::Tensor out = tensor_of(as_bytes(call.out));
-      at::Tensor in = tensor_of(as_bytes(call.in));
+      const at::Tensor out = tensor_of(as_bytes(call.out));
+      at::Tensor to = own_empty(out), in = own(tensor_of(as_bytes(call.in)));
       std::vector<std::int64_t> equal;
-      return in_flight(group_->all_to_all_single(out, in, equal, equal, with<c10d::AllToAllOptions>(timeout)), {out, in});
+      auto op = in_flight(group_->all_to_all_single(to, in, equal, equal, with<c10d::AllToAllOptions>(timeout)), {to, in});
+      bring_home(op, out, to);
+      return op;
     }
     case Operation::barrier:
     case Operation::allocate: break;  // the header was all of it
@@ -181,7 +202,8 @@ bool C10dEngine::by_tree(const DataCall& call) const {
 
 EngineOp C10dEngine::all_reduce(const DataCall& call, Milliseconds timeout) const {
   if (by_tree(call)) return tree_all_reduce(group_, call, timeout);
-  std::vector<at::Tensor> data{wire_tensor(call.out)};
+  const at::Tensor wire = wire_tensor(call.out);
+  std::vector<at::Tensor> data{wire.data_ptr() == call.out.data ? own(wire) : wire};
   auto options = with<c10d::AllreduceOptions>(timeout);
   options.reduceOp = wire_op(call.op, call.out.dtype);
   auto op = in_flight(group_->allreduce(data, options), data);

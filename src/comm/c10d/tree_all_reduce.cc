@@ -44,7 +44,7 @@ EngineOp of_two(const c10::intrusive_ptr<c10d::ProcessGroup>& group, const Buffe
                 std::chrono::milliseconds timeout) {
   at::Tensor mine = tensor_of(data);
   at::Tensor parts = at::empty({2, mine.numel()}, mine.options());
-  at::Tensor to = bytes_of(parts.view({-1})), from = bytes_of(mine);
+  at::Tensor to = bytes_of(parts.view({-1})), from = bytes_of(mine.is_cpu() ? mine.clone() : mine);
   auto gathered = in_flight(group->all_gather_single(to, from, with<c10d::AllgatherOptions>(timeout)), {to, from});
   gathered.finish = [=, dtype = data.dtype](double divisor) {
     const at::NoGradGuard no_grad;
@@ -59,7 +59,7 @@ EngineOp tree_reduce_scatter(const c10::intrusive_ptr<c10d::ProcessGroup>& group
                              std::chrono::milliseconds timeout) {
   at::Tensor in = tensor_of(call.in);
   at::Tensor parts = at::empty({group->getSize(), static_cast<std::int64_t>(call.out.count)}, in.options());
-  at::Tensor to = bytes_of(parts.view({-1})), from = bytes_of(in);
+  at::Tensor to = bytes_of(parts.view({-1})), from = bytes_of(in.clone());  // see Engine::start
   std::vector<std::int64_t> equal;
   auto op = in_flight(group->all_to_all_single(to, from, equal, equal, with<c10d::AllToAllOptions>(timeout)), {to, from});
   op.finish = [parts, out = call.out, how = call.op == ReduceOp::avg ? ReduceOp::sum : call.op](double divisor) {
@@ -81,6 +81,8 @@ EngineOp tree_all_reduce(const c10::intrusive_ptr<c10d::ProcessGroup>& group, co
   if (slice * world != count) {
     padded = at::zeros({slice * world}, mine.options());
     padded.narrow(0, 0, count).copy_(mine);
+  } else if (mine.is_cpu()) {
+    padded = mine.clone();  // see Engine::start
   }
   at::Tensor parts = at::empty({world, slice}, mine.options());
   at::Tensor to = bytes_of(parts.view({-1})), from = bytes_of(padded);

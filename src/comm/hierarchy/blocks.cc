@@ -58,7 +58,8 @@ void HostBlocks::for_each(const std::function<void(const Piece&)>& use) const {
     for (std::size_t place = 0; place < ranks.size(); ++place) {
       for (std::size_t done = 0; done < block_;) {
         const std::size_t at = place * block_ + done;  // in the host's blocks
-        Piece piece{static_cast<std::size_t>(ranks[place]), done, host, at / part_, at % part_, 0};
+        const std::size_t carrier = at / part_;
+        Piece piece{static_cast<std::size_t>(ranks[place]), done, host, layout_.position(carrier, host), carrier, at % part_, 0};
         piece.count = std::min(block_ - done, part_ - piece.in_part);
         use(piece);
         done += piece.count;

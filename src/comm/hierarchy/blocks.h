@@ -30,10 +30,10 @@ class HostBlocks {
   /// Elements of a part; all are equally long, the last of a host may have nothing in it.
   std::size_t part() const { return part_; }
 
-  /// A run of elements of `rank`'s block, and where it lies: in which part of which host.
+  /// A run of elements of `rank`'s block, and where it lies: in which part of which host, which has this rank in the carriers' group.
   struct Piece {
     std::size_t rank = 0, in_block = 0;
-    std::size_t host = 0, carrier = 0, in_part = 0;
+    std::size_t host = 0, host_rank = 0, carrier = 0, in_part = 0;
     std::size_t count = 0;
   };
   void for_each(const std::function<void(const Piece&)>& use) const;

@@ -67,11 +67,12 @@ Journey HierarchyEngine::broadcast(const DataCall& call, Milliseconds timeout) c
   const auto is_root = [&](int rank) { return rank == call.root; };
   const auto with_root = std::find_if(layout_.hosts.begin(), layout_.hosts.end(),
                                       [&](const auto& ranks) { return std::any_of(ranks.begin(), ranks.end(), is_root); });
-  const int root_host = static_cast<int>(with_root - layout_.hosts.begin());
+  const auto root_host = static_cast<std::size_t>(with_root - layout_.hosts.begin());
   const int root_place = static_cast<int>(std::find_if(with_root->begin(), with_root->end(), is_root) - with_root->begin());
   const Buffer data = bytes_of(call.out);
   const std::size_t length = (data.count + carriers() - 1) / carriers(), begin = std::min(data.count, layout_.place * length);
-  const bool sends = static_cast<int>(layout_.host) == root_host;
+  const bool sends = layout_.host == root_host;
+  const int across_root = carries() ? static_cast<int>(layout_.position(layout_.place, root_host)) : 0;
   const Buffer slice = scratch(length, Dtype::u8);
   const Buffer blocks = sends ? Buffer{} : scratch(layout_.own().size() * length, Dtype::u8);
   Journey journey;
@@ -81,7 +82,7 @@ Journey HierarchyEngine::broadcast(const DataCall& call, Milliseconds timeout) c
   if (carries()) {
     journey.cross = [=, this](double) {
       if (sends) fill(slice, part_of(data, begin, std::min(length, data.count - begin)));
-      return across_->start({Operation::broadcast, slice, {}, ReduceOp::sum, root_host}, timeout);
+      return across_->start({Operation::broadcast, slice, {}, ReduceOp::sum, across_root}, timeout);
     };
   }
   if (sends) return journey;
@@ -124,7 +125,7 @@ Journey HierarchyEngine::all_gather(const DataCall& call, Milliseconds timeout) 
   if (!alone()) journey.spread = [=, this] { return spread_->all_gather(all, got, local_options("from other hosts", timeout)); };
   journey.finish = [all, blocks, hosts, block, out = call.out](double) {
     blocks.for_each([&](const HostBlocks::Piece& piece) {
-      const std::size_t from = (piece.carrier * hosts + piece.host) * blocks.part() + piece.in_part;
+      const std::size_t from = (piece.carrier * hosts + piece.host_rank) * blocks.part() + piece.in_part;
       std::memcpy(static_cast<std::byte*>(out.data) + piece.rank * block + piece.in_block, part_of(all, from, 0).data, piece.count);
     });
   };
@@ -139,7 +140,7 @@ Journey HierarchyEngine::reduce_scatter(const DataCall& call, Milliseconds timeo
   const std::size_t part = blocks.part();
   const Buffer laid = zeros(size * hosts * part, wire);
   blocks.for_each([&](const HostBlocks::Piece& piece) {
-    const std::size_t to = (piece.carrier * hosts + piece.host) * part + piece.in_part;
+    const std::size_t to = (piece.carrier * hosts + piece.host_rank) * part + piece.in_part;
     copy_widened(part_of(call.in, piece.rank * block + piece.in_block, piece.count), part_of(laid, to, piece.count));
   });
   const Buffer slice = alone() ? laid : scratch(hosts * part, wire);

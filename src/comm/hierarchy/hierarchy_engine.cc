@@ -29,7 +29,8 @@ HierarchyEngine::HierarchyEngine(HostLayout layout, HierarchyParts parts)
       spread_(std::move(parts.spread)),
       headers_(std::move(parts.headers)),
       ordered_(parts.ordered) {
-  const bool ways = carries() == (across_ != nullptr) && (layout_.place == 0) == (leaders_ != nullptr) &&
+  const bool fits = !across_ || static_cast<std::size_t>(across_->info().rank) == layout_.position(layout_.place, layout_.host);
+  const bool ways = fits && carries() == (across_ != nullptr) && (layout_.place == 0) == (leaders_ != nullptr) &&
                     alone() == (collect_ == nullptr);
   if (layout_.hosts.size() < 2 || !ways || layout_.rank != info().rank || layout_.ranks() != static_cast<std::size_t>(info().size)) {
     throw Error(ErrorCode::invalid_argument,
@@ -39,7 +40,7 @@ HierarchyEngine::HierarchyEngine(HostLayout layout, HierarchyParts parts)
                     std::to_string(carriers()) + " carry: " + (across_ ? "with" : "without") + " a group across hosts and " +
                     (leaders_ ? "with" : "without") +
                     " one for headers. There must be two hosts or more; the first `carriers` ranks of a host have a group "
-                    "across, and the first rank one for headers");
+                    "across, with ranks in the order of theirs, and the first rank one for headers");
   }
 }
 

@@ -15,7 +15,8 @@ namespace unisono {
 /// What a hierarchy is made of.
 struct HierarchyParts {
   std::unique_ptr<Engine> flat;     ///< over all ranks: notices, device memory, all_to_all
-  std::unique_ptr<Engine> across;   ///< the carriers with this rank's place, one per host; null on a rank that is no carrier
+  /// The carriers with this rank's place, one per host, in the order of their ranks; null on a rank that is no carrier.
+  std::unique_ptr<Engine> across;
   std::unique_ptr<Engine> leaders;  ///< the first ranks of the hosts, for headers; null on every other
   /// The host's ranks, in three groups; null on a host with one rank.
   std::shared_ptr<ProcessGroup> collect, spread, headers;

@@ -34,14 +34,10 @@ std::shared_ptr<ProcessGroup> make_over_hosts(std::unique_ptr<Engine> flat, cons
   if (layout.hosts.size() == 1 || layout.widest() == 1) return std::make_shared<IssuedGroup>(std::move(flat));
   HierarchyParts parts;
   for (std::size_t place = 0; place < layout.narrowest(); ++place) {
-    std::vector<int> carriers;
-    for (const auto& ranks : layout.hosts) carriers.push_back(ranks[place]);
-    auto engine = make("across/" + std::to_string(place), carriers);
+    auto engine = make("across/" + std::to_string(place), layout.carriers(place));
     if (engine) parts.across = std::move(engine);
   }
-  std::vector<int> first;
-  for (const auto& ranks : layout.hosts) first.push_back(ranks[0]);
-  parts.leaders = make("leaders", first);
+  parts.leaders = make("leaders", layout.carriers(0));
   const auto names = tell(std::to_string(std::random_device()()) + "-" + std::to_string(layout.own()[0]));
   auto store = layout.own().size() > 1 ? open(names[static_cast<std::size_t>(layout.own()[0])], layout.place == 0) : nullptr;
   parts.flat = std::move(flat);

@@ -17,7 +17,7 @@ std::unique_ptr<Engine> make_hierarchy_engine(HostLayout layout, HierarchyParts 
 /// Its group.
 std::shared_ptr<ProcessGroup> make_hierarchy(HostLayout layout, HierarchyParts parts, std::shared_ptr<Store> store);
 
-/// The engine of these ranks, given on each of them; null on every other. Asked for the same in the same order on all ranks.
+/// The engine of these ranks, which ascend and are numbered in that order, given on each of them; null on every other. Asked for the same in the same order on all ranks.
 using MakeEngine = std::function<std::unique_ptr<Engine>(const std::string& name, const std::vector<int>& ranks)>;
 /// The store in which the ranks of a host meet, under a name that is no other host's, and no other run's; `first`: of the host's ranks.
 using OpenHostStore = std::function<std::shared_ptr<Store>(const std::string& name, bool first)>;

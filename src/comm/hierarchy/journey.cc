@@ -46,6 +46,7 @@ EngineOp cross(const Kept& journey, double divisor) {
 EngineOp local(Work work) {
   EngineOp op;
   op.staged = true;
+  op.local = true;
   op.done = [work]() mutable { return work.poll(); };
   op.check = [work]() mutable { work.wait(); };
   return op;

@@ -147,7 +147,8 @@ void Issuer::move_on(const IssuedCall*& current) {
     }
     if (call.op->staged) least = std::min(least, call.op->stage);
     const bool in_order = call.phase == IssuedCall::Phase::agreed;  // moves nothing: it ends when those before it have
-    if (call.op->then || !call.op->done() || (in_order && !first)) {
+    const bool last = first && (following_.empty() || following_.front()->header.sequence > call.header.sequence);
+    if (call.op->then || !call.op->done() || (in_order && !last)) {
       first = first && call.header.priority != 0;
       ++i;
       continue;

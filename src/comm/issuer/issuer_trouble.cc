@@ -1,6 +1,7 @@
 // When a call does not end: whose fault it is, and how everybody learns of it.
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "comm/issuer/issuer.h"
@@ -48,15 +49,20 @@ void Issuer::look_around() {
 
 void Issuer::fail_all(const Error& cause) {
   engine_->abort(cause);
+  const auto soon = Clock::now() + std::chrono::seconds(1);
   const auto abandon = [&](std::optional<EngineOp>& op) {
-    if (op) abandoned_.push_back(std::move(*op));
+    if (!op) return;
+    while (op->local && !op->done() && Clock::now() < soon) std::this_thread::yield();
+    op->then = nullptr;  // with them goes what they hold of the caller's
+    op->finish = nullptr;
+    abandoned_.push_back(std::move(*op));
     op.reset();
   };
   const auto fail = [&](auto& calls) {
+    for (auto& call : calls) abandon(call->op);
     for (auto& call : calls) {
       call->fail(cause);
       if (call->whole) call->whole->fail(cause);
-      abandon(call->op);
     }
     calls.clear();
   };
