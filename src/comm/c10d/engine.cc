@@ -145,11 +145,16 @@ std::unique_ptr<NoticeBoard> C10dEngine::notice_board() {
 }
 
 std::vector<DataCall> C10dEngine::parts_of(const DataCall& call) const {
-  if (call.operation != Operation::all_reduce || call.out.device.kind != Device::Kind::cpu) return {call};
+  const bool splits = call.operation == Operation::all_reduce || call.operation == Operation::broadcast;
+  if (!splits || call.out.device.kind != Device::Kind::cpu) return {call};
   // Engines' all_gathers may send and receive in turns; several of them at once fill both directions.
-  constexpr std::size_t kPart = 1 << 20;
-  if (by_tree(call) && group_->getSize() == 2) return split(call, kPart / size_of(call.out.dtype));
-  return {call};
+  constexpr std::size_t kGathered = 1 << 20;
+  // One is copied while another is on its way.
+  constexpr std::size_t kPart = 8 << 20;
+  const bool tree = call.operation == Operation::all_reduce && by_tree(call);
+  // All-to-alls of parts would meet on the links: 1.76 s in place of 1.5 for 100 MB on four hosts.
+  if (tree && group_->getSize() > 2) return {call};
+  return split(call, (tree ? kGathered : kPart) / size_of(call.out.dtype));
 }
 
 bool C10dEngine::serves(Device::Kind kind) const {

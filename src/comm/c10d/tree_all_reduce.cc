@@ -81,8 +81,8 @@ EngineOp tree_all_reduce(const c10::intrusive_ptr<c10d::ProcessGroup>& group, co
   if (slice * world != count) {
     padded = at::zeros({slice * world}, mine.options());
     padded.narrow(0, 0, count).copy_(mine);
-  } else if (mine.is_cpu()) {
-    padded = mine.clone();  // see Engine::start
+  } else if (mine.is_cpu() && !data.owner) {
+    padded = mine.clone();  // or it might be gone before the engine has read it, see Engine::start
   }
   at::Tensor parts = at::empty({world, slice}, mine.options());
   at::Tensor to = bytes_of(parts.view({-1})), from = bytes_of(padded);
@@ -93,11 +93,12 @@ EngineOp tree_all_reduce(const c10::intrusive_ptr<c10d::ProcessGroup>& group, co
     const at::NoGradGuard no_grad;
     at::Tensor own = at::empty({parts.size(1)}, parts.options());
     reduce_rows(parts, own, dtype, op, divisor);
-    at::Tensor sum = bytes_of(own), all = bytes_of(padded);
+    at::Tensor whole = mine.is_cpu() ? parts.view({-1}) : padded;  // the parts have been read
+    at::Tensor sum = bytes_of(own), all = bytes_of(whole);
     auto second = in_flight(group->all_gather_single(all, sum, with<c10d::AllgatherOptions>(timeout)), {all, sum});
-    second.finish = [mine, padded, count](double) {
+    second.finish = [mine, whole, count](double) {
       const at::NoGradGuard no_grad;
-      if (mine.data_ptr() != padded.data_ptr()) mine.copy_(padded.narrow(0, 0, count));
+      if (mine.data_ptr() != whole.data_ptr()) mine.copy_(whole.narrow(0, 0, count));
     };
     return second;
   };

@@ -84,8 +84,8 @@ class Engine {
   /// What to start in place of `call`, one after the other: usually itself.
   virtual std::vector<DataCall> parts_of(const DataCall& call) const { return {call}; }
   /// Starts a call that moves data (no barrier, no allocate, not without elements). `avg` is a sum; `finish` and `then` are given
-  /// the divisor. An operation may outlive its call, which fails as soon as any rank does; so the call's CPU memory is only read before this
-  /// returns and in `then`, and only written in `finish`, unless the operation is `local`. *Blocks*: never. *Throws* what `check` throws.
+  /// the divisor. An operation may outlive its call, which fails as soon as any rank does; so the call's CPU memory is only written in `finish`,
+  /// and without an owner only read before this returns and in `then`; unless the operation is `local`. *Blocks*: never. *Throws* what `check` throws.
   virtual EngineOp start(const DataCall& call, Milliseconds timeout) = 0;
   /// Gathers equal blocks of bytes of all ranks; copies `block` before it returns. One at a time; it may have a `then`, which may begin
   /// whatever else is in flight.
