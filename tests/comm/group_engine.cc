@@ -93,7 +93,7 @@ class GroupEngine final : public Engine {
   std::size_t ranks() const { return static_cast<std::size_t>(info().size); }
 
   static EngineOp moving(Work work) {
-    return {.done = [work]() mutable { return work.poll(); }, .check = [work]() mutable { work.wait(); }};
+    return {.done = [work]() mutable { return work.poll(); }, .check = [work]() mutable { work.wait(); }, .local = true};
   }
 
   EngineOp reducing(Work work, const Buffer& parts, const DataCall& call) const {

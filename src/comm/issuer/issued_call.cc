@@ -14,10 +14,10 @@ std::chrono::milliseconds IssuedCall::left() const {
 
 std::size_t IssuedCall::contribution_size() const { return contribution_bytes(header.operation, header.count, header.dtype); }
 
-void IssuedCall::end(std::exception_ptr error, bool withheld, StreamFence outputs_ready) {
+void IssuedCall::end(const Error* error, bool withheld, StreamFence outputs_ready) {
   const std::lock_guard lock(mutex_);
   if (ended_) return;
-  error_ = std::move(error);
+  if (error) error_.emplace(error->code(), std::string(error->what()));
   withheld_ = withheld;
   outputs_ready_ = std::move(outputs_ready);
   ended_ = true;
@@ -26,7 +26,7 @@ void IssuedCall::end(std::exception_ptr error, bool withheld, StreamFence output
 
 void IssuedCall::succeed(bool withheld, StreamFence outputs_ready) { end(nullptr, withheld, std::move(outputs_ready)); }
 
-void IssuedCall::fail(const Error& error) { end(std::make_exception_ptr(error), false, {}); }
+void IssuedCall::fail(const Error& error) { end(&error, false, {}); }
 
 bool IssuedCall::poll() {
   const std::lock_guard lock(mutex_);
@@ -43,7 +43,7 @@ void IssuedCall::wait() {
 
 std::exception_ptr IssuedCall::error() const {
   const std::lock_guard lock(mutex_);
-  return error_;
+  return error_ ? std::make_exception_ptr(Error(error_->code(), std::string(error_->what()))) : nullptr;
 }
 
 bool IssuedCall::withheld() const {

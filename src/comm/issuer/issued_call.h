@@ -51,13 +51,13 @@ class IssuedCall final : public WorkState {
   bool withheld() const override;
 
  private:
-  void end(std::exception_ptr error, bool withheld, StreamFence outputs_ready);
+  void end(const Error* error, bool withheld, StreamFence outputs_ready);
 
   mutable std::mutex mutex_;
   std::condition_variable ended_changed_;
   bool ended_ = false;
   bool withheld_ = false;
-  std::exception_ptr error_;
+  std::optional<Error> error_;  // every waiter is given an exception of its own
   StreamFence outputs_ready_;
 };
 

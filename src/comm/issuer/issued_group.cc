@@ -1,13 +1,24 @@
 #include "comm/issuer/issued_group.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <utility>
 
 #include "comm/arguments.h"
 
 namespace unisono {
+namespace {
+
+// Null where there is not so much.
+std::shared_ptr<void> zeroed_pages(std::size_t bytes) {
+  void* const pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) return nullptr;
+  return {pages, [bytes](void* memory) { munmap(memory, bytes); }};
+}
+
+}  // namespace
 
 IssuedGroup::IssuedGroup(std::unique_ptr<Engine> engine)
     : ProcessGroup(engine->info().rank, engine->info().size, engine->info().name, engine->info().timeout),
@@ -84,7 +95,7 @@ Work IssuedGroup::barrier(const CallOptions& options) {
 Buffer IssuedGroup::allocate(std::size_t bytes) {
   constexpr std::size_t kPage = 4096;
   const std::size_t rounded = std::max(kPage, (bytes + kPage - 1) / kPage * kPage);
-  std::shared_ptr<void> memory(rounded >= bytes ? std::aligned_alloc(kPage, rounded) : nullptr, std::free);
+  const auto memory = rounded >= bytes ? zeroed_pages(rounded) : nullptr;
   CallOptions options;
   options.control.words = {memory ? 0u : 1u};
   auto work = submit({Operation::allocate, {}, {}}, bytes, options);
@@ -93,7 +104,6 @@ Buffer IssuedGroup::allocate(std::size_t bytes) {
     throw Error(ErrorCode::invalid_argument, describe_call(*this, "allocate", -1) + ": " + std::to_string(bytes) +
                                                  " bytes are not to be had on " + (memory ? "another rank" : "this rank") +
                                                  "; use fewer or smaller buckets");
-  std::memset(memory.get(), 0, bytes);
   return {memory.get(), bytes, Dtype::u8, {}, memory};
 }
 
