@@ -34,12 +34,11 @@ GroupOptions group_options(const InitOptions& options, const Environment& enviro
 
 // The ranks of each host meet in a file there, which goes again.
 std::shared_ptr<ProcessGroup> mpi_over_hosts(const GroupOptions& options) {
-  std::shared_ptr<PassingStore> file;
+  auto file = std::make_shared<PassingStore>(MeetingPlace{});  // of a rank that is alone on its host
   auto group = make_mpi_group_over_hosts(options, [&](const std::string& name, bool first) {
     return file = std::make_shared<PassingStore>(open_host_place(name, first, options.start_timeout));
   });
-  const auto none = std::make_shared<PassingStore>(MeetingPlace{});
-  (file ? file : none)->end(*group);
+  file->end(*group);
   return group;
 }
 
