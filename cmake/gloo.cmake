@@ -1,9 +1,5 @@
 # The transport gloo from C++: torch's own Gloo, whose headers its packages lack. Others' serve for declarations alone (src/comm/c10d/engines/gloo.cc);
 # a program that is compiled and run here tells whether they fit. No other Gloo is linked.
-set(UNISONO_GLOO AUTO CACHE STRING "Build the transport gloo: AUTO, ON (it must work) or OFF")
-set_property(CACHE UNISONO_GLOO PROPERTY STRINGS AUTO ON OFF)
-
-# Why it cannot be had; empty when it can.
 function(unisono_check_gloo out)
   find_path(UNISONO_GLOO_INCLUDE gloo/algorithm.h DOC "Folder with Gloo's headers")
   if(NOT UNISONO_GLOO_INCLUDE)
@@ -34,19 +30,11 @@ function(unisono_check_gloo out)
   endif()
 endfunction()
 
-set(problem "UNISONO_GLOO is OFF")
-if(NOT UNISONO_GLOO STREQUAL "OFF")
-  set(problem "")
-  unisono_check_gloo(problem)
-  if(problem AND UNISONO_GLOO STREQUAL "ON")
-    message(FATAL_ERROR "UNISONO_GLOO=ON: ${problem}")
-  endif()
-endif()
-if(problem)
-  message(STATUS "the transport gloo is left out of C++: ${problem}")
-  target_sources(unisono PRIVATE src/comm/c10d/engines/no_gloo.cc)
-else()
+unisono_choose(gloo with_gloo)
+if(with_gloo)
   message(STATUS "Gloo for the transport gloo: torch's, by the headers in ${UNISONO_GLOO_INCLUDE}")
   target_sources(unisono PRIVATE src/comm/c10d/engines/gloo.cc)
   set_source_files_properties(src/comm/c10d/engines/gloo.cc PROPERTIES COMPILE_OPTIONS "-idirafter;${UNISONO_GLOO_INCLUDE}")
+else()
+  target_sources(unisono PRIVATE src/comm/c10d/engines/no_gloo.cc)
 endif()

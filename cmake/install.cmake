@@ -12,7 +12,7 @@ set_target_properties(unisono PROPERTIES INSTALL_RPATH "${library_rpath}")
 
 install(TARGETS unisono EXPORT unisonoTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cpp)
 if(TARGET unisono_mpi)
-  install(TARGETS unisono_mpi LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cpp)
+  install(PROGRAMS ${mpi_library} DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cpp)
 endif()
 install(DIRECTORY include/unisono DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT cpp)
 install(EXPORT unisonoTargets NAMESPACE unisono:: DESTINATION ${config_dir} COMPONENT cpp)

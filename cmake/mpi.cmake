@@ -1,21 +1,33 @@
-# The one library that knows an MPI's ABI, loaded at run time (src/comm/mpi/library.cc). More of them, for other MPIs, are built by hand:
+# The one library that knows an MPI's ABI, loaded at run time (src/comm/mpi/library.cc), by that MPI's own compiler; for another MPI the same command by hand:
 #   mpicxx -std=c++20 -O2 -shared -fPIC src/comm/mpi/shim/shim.cc -o libunisono_mpi.so     and UNISONO_MPI_LIBRARY names it
-set(UNISONO_MPI AUTO CACHE STRING "Build for the MPI that CMake finds: AUTO, ON (it must be found) or OFF")
-set_property(CACHE UNISONO_MPI PROPERTY STRINGS AUTO ON OFF)
-if(UNISONO_MPI STREQUAL "OFF")
-  return()
-endif()
-set(MPI_CXX_SKIP_MPICXX ON)
-find_package(MPI QUIET COMPONENTS CXX)
-if(NOT MPI_CXX_FOUND)
-  if(UNISONO_MPI STREQUAL "ON")
-    message(FATAL_ERROR "UNISONO_MPI=ON and CMake finds no MPI. Install one (Debian: apt-get install libopenmpi-dev), or set MPI_HOME.")
+# CMake's FindMPI is not asked: it ends the configuration where an MPI is broken, or was removed since the last one.
+set(shim ${PROJECT_SOURCE_DIR}/src/comm/mpi/shim)
+set(mpi_flags -std=c++20 -O2 -Wall -Wextra -shared -fPIC)
+
+function(unisono_check_mpi out)
+  if(UNISONO_MPICXX AND NOT EXISTS "${UNISONO_MPICXX}")
+    unset(UNISONO_MPICXX CACHE)
   endif()
-  message(STATUS "no MPI found: the transport mpi is left out (Debian: apt-get install libopenmpi-dev)")
-  return()
+  find_program(UNISONO_MPICXX NAMES mpicxx mpic++ HINTS ${MPI_HOME} ENV MPI_HOME PATH_SUFFIXES bin DOC "An MPI's C++ compiler")
+  if(NOT UNISONO_MPICXX)
+    set(${out} "no mpicxx is found (Debian: apt-get install libopenmpi-dev; elsewhere set MPI_HOME or UNISONO_MPICXX)" PARENT_SCOPE)
+    return()
+  endif()
+  execute_process(COMMAND ${UNISONO_MPICXX} ${mpi_flags} ${shim}/shim.cc -o ${PROJECT_BINARY_DIR}/CMakeFiles/mpi_smoke.so
+                  RESULT_VARIABLE failed OUTPUT_VARIABLE words ERROR_VARIABLE words)
+  if(NOT failed STREQUAL "0")
+    string(STRIP "${failed}\n${words}" words)
+    set(${out} "${UNISONO_MPICXX} does not compile ${shim}/shim.cc; mend that MPI, or set MPI_HOME or UNISONO_MPICXX to another. Its words: ${words}" PARENT_SCOPE)
+  endif()
+endfunction()
+
+unisono_choose(mpi with_mpi)
+if(with_mpi)
+  message(STATUS "MPI for the transport mpi: ${UNISONO_MPICXX}")
+  set(mpi_library ${PROJECT_BINARY_DIR}/libunisono_mpi.so)
+  add_custom_command(OUTPUT ${mpi_library} COMMAND ${UNISONO_MPICXX} ${mpi_flags} ${shim}/shim.cc -o ${mpi_library}
+                     DEPENDS ${shim}/shim.cc ${shim}/shim.h ${UNISONO_MPICXX} VERBATIM COMMENT "Building libunisono_mpi.so with ${UNISONO_MPICXX}")
+  add_custom_target(unisono_mpi ALL DEPENDS ${mpi_library})
+else()
+  file(REMOVE ${PROJECT_BINARY_DIR}/libunisono_mpi.so)  # of an MPI that is gone
 endif()
-message(STATUS "MPI for the transport mpi: ${MPI_CXX_COMPILER}")
-add_library(unisono_mpi MODULE ${CMAKE_CURRENT_LIST_DIR}/../src/comm/mpi/shim/shim.cc)
-target_link_libraries(unisono_mpi PRIVATE MPI::MPI_CXX)
-target_compile_options(unisono_mpi PRIVATE -Wall -Wextra)
-set_target_properties(unisono_mpi PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR} INSTALL_RPATH_USE_LINK_PATH ON)

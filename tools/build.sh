@@ -21,7 +21,7 @@ if [ "$what" = sanitize ]; then
   [ "$(has gtest/gtest.h)" = ON ] || { echo "build: no GoogleTest, so no sanitizer tests"; exit 0; }
   for sanitizer in thread address; do
     configure build/$sanitizer -DUNISONO_TORCH=OFF -DUNISONO_TESTS=ON -DUNISONO_SANITIZE=$sanitizer
-    cmake --build build/$sanitizer
+    cmake --build build/$sanitizer --target core_tests
   done
   exit 0
 fi

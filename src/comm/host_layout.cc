@@ -63,8 +63,8 @@ std::vector<int> HostLayout::carriers(std::size_t at) const {
 }
 
 std::size_t HostLayout::position(std::size_t at, std::size_t of_host) const {
-  const auto all = carriers(at);
-  return static_cast<std::size_t>(std::find(all.begin(), all.end(), hosts[of_host][at]) - all.begin());
+  const int own = hosts[of_host][at];
+  return static_cast<std::size_t>(std::count_if(hosts.begin(), hosts.end(), [&](const auto& ranks) { return ranks[at] < own; }));
 }
 
 bool follows_tree(const std::vector<std::vector<int>>& hosts) {

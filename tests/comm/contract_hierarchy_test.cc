@@ -6,16 +6,6 @@ namespace unisono::testing {
 namespace {
 
 // The layouts here are those in which hosts are subtrees of the balanced tree, so that sums have the reference's bits.
-// `first` ranks on the first host, two on each other host (or what is left).
-std::vector<std::vector<int>> hosts_of(int size, int first) {
-  std::vector<std::vector<int>> hosts(1);
-  for (int rank = 0; rank < size; ++rank) {
-    if (rank >= first && (rank - first) % 2 == 0) hosts.emplace_back();
-    hosts.back().push_back(rank);
-  }
-  return hosts;
-}
-
 Transport hosts(const std::string& name, int first) {
   return {
       .name = name,
@@ -23,9 +13,7 @@ Transport hosts(const std::string& name, int first) {
       .world = [first](int, std::chrono::nanoseconds) -> Maker {
         return [first](const GroupOptions& options) -> std::shared_ptr<ProcessGroup> {
           if (options.size == 1) return make_group("serial", options);
-          // Where all ranks fit onto the first host there is nothing between hosts: then it is smaller.
-          const int least = options.size <= 2 ? 1 : options.size <= first ? 2 : first;
-          return std::make_shared<IssuedGroup>(make_emulated_hosts(hosts_of(options.size, least), options));
+          return std::make_shared<IssuedGroup>(make_emulated_hosts(hosts_of(options.size, first), options));
         };
       },
       .processes = true,

@@ -26,6 +26,16 @@ class PrefixStore final : public Store {
 
 }  // namespace
 
+std::vector<std::vector<int>> hosts_of(int size, int first) {
+  const int on_first = size <= 2 ? 1 : size <= first ? 2 : first;
+  std::vector<std::vector<int>> hosts(1);
+  for (int rank = 0; rank < size; ++rank) {
+    if (rank >= on_first && (rank - on_first) % 2 == 0) hosts.emplace_back();
+    hosts.back().push_back(rank);
+  }
+  return hosts;
+}
+
 std::unique_ptr<Engine> shared_memory_among(const char*, const GroupOptions& options) {
   return make_group_engine(make_group("shm", options), options.store, options.prefix + "/notices");
 }

@@ -34,12 +34,7 @@ const Transport kHosts = {
     .world = [](int, std::chrono::nanoseconds) -> Maker {
       return [](const GroupOptions& options) -> std::shared_ptr<ProcessGroup> {
         if (options.size == 1) return make_group("serial", options);
-        std::vector<std::vector<int>> hosts;
-        for (int rank = 0; rank < options.size; ++rank) {
-          if (rank % 2 == 0 || options.size == 2) hosts.emplace_back();
-          hosts.back().push_back(rank);
-        }
-        return std::make_shared<IssuedGroup>(make_emulated_hosts(hosts, options, gloo_among));
+        return std::make_shared<IssuedGroup>(make_emulated_hosts(hosts_of(options.size), options, gloo_among));
       };
     },
     .processes = true,

@@ -8,6 +8,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "comm/contract.h"
+#include "comm/emulated_hosts.h"
 #include "comm/host_layout.h"
 #include "comm/serial/serial_group.h"
 #include "comm/shm/shm_group.h"
@@ -33,11 +34,7 @@ c10::intrusive_ptr<c10d::ProcessGroup> torch_group(const StorePtr& store, const 
 
 // Two ranks on each host.
 std::shared_ptr<ProcessGroup> make_hosts(const GroupOptions& options, const StorePtr& store) {
-  std::vector<std::vector<int>> hosts;
-  for (int rank = 0; rank < options.size; ++rank) {
-    if (rank % 2 == 0 || options.size == 2) hosts.emplace_back();
-    hosts.back().push_back(rank);
-  }
+  const auto hosts = hosts_of(options.size);
   const HostLayout layout = layout_of(hosts, options.rank);
   const auto between = [&](const std::string& name) {
     return torch_group(store, name, static_cast<int>(layout.host), static_cast<int>(hosts.size()), options.timeout);

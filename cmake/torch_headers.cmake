@@ -1,0 +1,10 @@
+# torch/torch.h takes half a minute to parse. The first program that asks has it precompiled, the others take it from there.
+function(unisono_precompile_torch program)
+  get_property(first GLOBAL PROPERTY unisono_torch_headers)
+  if(first)
+    target_precompile_headers(${program} REUSE_FROM ${first})
+  else()
+    target_precompile_headers(${program} PRIVATE <torch/torch.h>)
+    set_property(GLOBAL PROPERTY unisono_torch_headers ${program})
+  endif()
+endfunction()

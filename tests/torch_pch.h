@@ -1,4 +1,0 @@
-#pragma once
-
-// Half a minute per translation unit without this being precompiled.
-#include <torch/torch.h>
