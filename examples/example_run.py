@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 
 import torch
-
 import unisono
 
 
 def minutes(seconds: float) -> str:
     """"1:05" for 65 seconds."""
-    return "%d:%02d" % divmod(round(seconds), 60)
+    whole = round(seconds)
+    return f"{whole // 60}:{whole % 60:02d}"
 
 
 def count(n: int, thing: str) -> str:
@@ -58,7 +58,7 @@ class RunDirectory:
             for old in self.path.iterdir():
                 if old.name in ("metrics.jsonl", "trace.json", "loss.png") or old.name.startswith(".trace"):
                     old.unlink()
-            self._metrics = open(self.path / "metrics.jsonl", "w", buffering=1)
+            self._metrics = (self.path / "metrics.jsonl").open("w", buffering=1)
         group.barrier().wait()
 
     def write(self, kind: str, **values) -> None:

@@ -6,14 +6,14 @@
 //
 // Read from top to bottom: data, model, one step, training, the table. What data parallelism adds is marked (1) to (5).
 
+#include <torch/torch.h>
+#include <unisono/unisono.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <fstream>
 #include <iterator>
-
-#include <torch/torch.h>
-#include <unisono/unisono.h>
 
 #include "common/adamw.h"
 #include "common/flags.h"
@@ -240,8 +240,14 @@ int train(int argc, char** argv) {
   example::AdamW optimizer(model->parameters(), {});
   auto random = at::make_generator<at::CPUGeneratorImpl>(  // (3) each rank draws its own batches
       static_cast<std::uint64_t>(s.seed) * 1000 + static_cast<std::uint64_t>(rank));
-  run.write(example::Json().add("kind", "start").add("steps", s.steps).add("ranks", world).add("batch", s.batch)
-                .add("seed", s.seed).add("threads", at::get_num_threads()).add("parameters", [&] {
+  run.write(example::Json()
+                .add("kind", "start")
+                .add("steps", s.steps)
+                .add("ranks", world)
+                .add("batch", s.batch)
+                .add("seed", s.seed)
+                .add("threads", at::get_num_threads())
+                .add("parameters", [&] {
                   double count = 0;
                   for (const auto& p : model->parameters()) count += static_cast<double>(p.numel());
                   return count;
@@ -271,12 +277,17 @@ int train(int argc, char** argv) {
     }
     if (!std::isfinite(loss_here)) throw std::runtime_error("the loss is not finite in step " + std::to_string(step));
 
-    run.write(example::Json().add("kind", "step").add("step", step).add("loss", loss_here)
-                  .add("step_ms", step_s.back() * 1e3).add("exposed_ms", exposed_s.back() * 1e3)
-                  .add("tokens_per_s", tokens / step_s.back()).add("lr", learning_rate(s, step)));
+    run.write(example::Json()
+                  .add("kind", "step")
+                  .add("step", step)
+                  .add("loss", loss_here)
+                  .add("step_ms", step_s.back() * 1e3)
+                  .add("exposed_ms", exposed_s.back() * 1e3)
+                  .add("tokens_per_s", tokens / step_s.back())
+                  .add("lr", learning_rate(s, step)));
     const std::vector<double> recent(step_s.end() - std::min<std::ptrdiff_t>(20, std::ssize(step_s)), step_s.end());
-    progress.show(example::format("step %d/%d loss %.3f, %s tokens/s, exposed %.2f ms (%.1f%%), %s left", step + 1, s.steps,
-                                  loss_here, example::with_commas(tokens / example::median(recent)).c_str(),
+    progress.show(example::format("step %d/%d loss %.3f, %s tokens/s, exposed %.2f ms (%.1f%%), %s left", step + 1,
+                                  s.steps, loss_here, example::with_commas(tokens / example::median(recent)).c_str(),
                                   exposed_s.back() * 1e3, 100 * exposed_s.back() / step_s.back(),
                                   progress.minutes((now - begin) / (step + 1) * (s.steps - step - 1)).c_str()));
     if ((step + 1) % evaluate_every == 0 || step + 1 == s.steps) {
@@ -291,10 +302,16 @@ int train(int argc, char** argv) {
   const auto digests = example::gather_digests(*group, ddp.digest());
   const double exposed = example::median(exposed_s), whole = example::median(step_s);
   const double efficiency = throughput.together / (world * throughput.alone);
-  run.write(example::Json().add("kind", "summary").add("validation_loss", validation).add("seconds", seconds)
-                .add("tokens_per_s_1_rank", throughput.alone).add("tokens_per_s_all_ranks", throughput.together)
-                .add("weak_scaling_efficiency", efficiency).add("exposed_ms", exposed * 1e3)
-                .add("step_ms", whole * 1e3).add("replicas_identical", identical ? "yes" : "no")
+  run.write(example::Json()
+                .add("kind", "summary")
+                .add("validation_loss", validation)
+                .add("seconds", seconds)
+                .add("tokens_per_s_1_rank", throughput.alone)
+                .add("tokens_per_s_all_ranks", throughput.together)
+                .add("weak_scaling_efficiency", efficiency)
+                .add("exposed_ms", exposed * 1e3)
+                .add("step_ms", whole * 1e3)
+                .add("replicas_identical", identical ? "yes" : "no")
                 .add("digests", digests));
   if (rank != 0) return identical ? 0 : 1;
   example::Table table;

@@ -18,9 +18,8 @@ from statistics import median
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from example_run import Progress, RunDirectory, count, gather_digests, minutes, print_table, run_main
-
 import unisono
+from example_run import Progress, RunDirectory, count, gather_digests, minutes, print_table, run_main
 
 LAYERS, WIDTH, HEADS, CONTEXT = 4, 128, 4, 64
 

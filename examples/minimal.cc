@@ -2,10 +2,10 @@
 //
 //   unisono run -n 2 build/examples/minimal
 
-#include <cstdio>
-
 #include <torch/torch.h>
 #include <unisono/unisono.h>  // <- 1
+
+#include <cstdio>
 
 namespace F = torch::nn::functional;
 
@@ -21,7 +21,7 @@ struct NetImpl : torch::nn::Module {
 TORCH_MODULE(Net);
 
 int main() try {
-  auto group = unisono::init();  // <- 2: from the launcher; a world of one without any
+  auto group = unisono::init();           // <- 2: from the launcher; a world of one without any
   torch::manual_seed(1 + group->rank());  // <- 3: each rank draws its own data
 
   Net net;

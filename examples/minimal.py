@@ -6,7 +6,6 @@
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-
 import unisono  # <- 1
 
 group = unisono.init()  # <- 2: from the launcher; a world of one without any

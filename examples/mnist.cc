@@ -5,13 +5,13 @@
 // Shows how to share out a data set exactly: every digit is seen once an epoch whatever the number of ranks, none twice,
 // none left out, and the gradient is the mean over the samples, not over the ranks (the last batch is uneven).
 
+#include <torch/torch.h>
+#include <unisono/unisono.h>
+
 #include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <iterator>
-
-#include <torch/torch.h>
-#include <unisono/unisono.h>
 
 #include "common/adamw.h"
 #include "common/flags.h"
@@ -99,8 +99,13 @@ int train(int argc, char** argv) {
   if (cap >= 0) options.bucket_cap_mb = cap;
   unisono::DistributedDataParallel ddp(net, group, options);
   example::AdamW optimizer(net->parameters(), {.beta2 = 0.999, .weight_decay = 0.01});
-  run.write(example::Json().add("kind", "start").add("epochs", epochs).add("ranks", world).add("batch", batch)
-                .add("seed", seed).add("threads", at::get_num_threads()));
+  run.write(example::Json()
+                .add("kind", "start")
+                .add("epochs", epochs)
+                .add("ranks", world)
+                .add("batch", batch)
+                .add("seed", seed)
+                .add("threads", at::get_num_threads()));
 
   const int whole_batch = batch * world, steps = epochs * ((kTrain + whole_batch - 1) / whole_batch);
   const int trace_from = 3, trace_to = std::min(8, steps);
@@ -118,8 +123,9 @@ int train(int argc, char** argv) {
       const at::Tensor mine = share(together, rank, world);
       const auto n = static_cast<double>(mine.size(0));  // may be 0 in the last batch
       const at::Tensor logits = ddp(digits.train_x.index({mine}));
-      const auto sum = torch::nn::functional::cross_entropy(
-          logits, digits.train_y.index({mine}), torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
+      const auto sum =
+          torch::nn::functional::cross_entropy(logits, digits.train_y.index({mine}),
+                                               torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kSum));
       const auto loss = sum / std::max(n, 1.0);
       optimizer.zero_grad();
       ddp.weight(loss, n).backward();  // gradients of the mean over all samples of all ranks
@@ -132,10 +138,15 @@ int train(int argc, char** argv) {
         run.write_trace(ddp.core().take_trace());
         ddp.core().set_tracing(false);
       }
-      run.write(example::Json().add("kind", "step").add("step", step - 1).add("loss", loss_here)
-                    .add("step_ms", step_s.back() * 1e3).add("exposed_ms", exposed_s.back() * 1e3));
-      progress.show(example::format("epoch %d/%d, step %d/%d, loss %.3f, exposed %.2f ms (%.1f%%)", epoch + 1, epochs, step,
-                                    steps, loss_here, exposed_s.back() * 1e3, 100 * exposed_s.back() / step_s.back()));
+      run.write(example::Json()
+                    .add("kind", "step")
+                    .add("step", step - 1)
+                    .add("loss", loss_here)
+                    .add("step_ms", step_s.back() * 1e3)
+                    .add("exposed_ms", exposed_s.back() * 1e3));
+      progress.show(example::format("epoch %d/%d, step %d/%d, loss %.3f, exposed %.2f ms (%.1f%%)", epoch + 1, epochs,
+                                    step, steps, loss_here, exposed_s.back() * 1e3,
+                                    100 * exposed_s.back() / step_s.back()));
     }
     held_out = accuracy(net, digits, *group);
     progress.say(example::format("epoch %d: held-out accuracy %.2f%%", epoch + 1, 100 * held_out));
@@ -148,9 +159,15 @@ int train(int argc, char** argv) {
   const bool identical = ddp.replicas_identical();
   const auto digests = example::gather_digests(*group, ddp.digest());
   const double exposed = example::median(exposed_s), whole = example::median(step_s);
-  run.write(example::Json().add("kind", "summary").add("accuracy", held_out).add("seconds", seconds)
-                .add("exact_coverage", exact ? "yes" : "no").add("exposed_ms", exposed * 1e3).add("step_ms", whole * 1e3)
-                .add("replicas_identical", identical ? "yes" : "no").add("digests", digests));
+  run.write(example::Json()
+                .add("kind", "summary")
+                .add("accuracy", held_out)
+                .add("seconds", seconds)
+                .add("exact_coverage", exact ? "yes" : "no")
+                .add("exposed_ms", exposed * 1e3)
+                .add("step_ms", whole * 1e3)
+                .add("replicas_identical", identical ? "yes" : "no")
+                .add("digests", digests));
   if (rank == 0) {
     example::Table table;
     table.row("held-out accuracy", example::format("%.2f%% of 1,000 digits after %s", 100 * held_out,

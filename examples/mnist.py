@@ -15,9 +15,8 @@ from statistics import median
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from example_run import Progress, RunDirectory, count, gather_digests, print_table, run_main
-
 import unisono
+from example_run import Progress, RunDirectory, count, gather_digests, print_table, run_main
 
 DIGITS, TRAIN, PIXELS = 5000, 4000, 28 * 28
 

@@ -13,9 +13,8 @@ parameters averaged every 1, 4 or 16 steps; with SGD, with momentum, with Adam. 
 import time
 
 import torch
-from torch import nn
-
 import unisono
+from torch import nn
 
 STEPS, BATCH, WIDTH = 200, 16, 256
 OPTIMIZERS = {

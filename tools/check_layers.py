@@ -28,7 +28,8 @@ FACTORIES = {"src/comm/make_group.cc", "src/comm/c10d/init.cc"}
 # Compiled alone, once for each MPI.
 STANDALONE = {"src/comm/mpi/shim/shim.cc"}
 
-TORCH_FREE = ["base", "comm", "comm/serial", "comm/fake", "comm/shm", "comm/issuer", "comm/hierarchy", "comm/mpi", "comm/round_robin", "comm/without_torch", "stats", "data", "tune"]
+TORCH_FREE = ["base", "comm", "comm/serial", "comm/fake", "comm/shm", "comm/issuer", "comm/hierarchy", "comm/mpi",
+              "comm/round_robin", "comm/without_torch", "stats", "data", "tune"]
 
 AUTOGRAD_INTERNALS = "torch/csrc/autograd/"
 AUTOGRAD_FILES = {"src/reducer/autograd_hooks.cc"}

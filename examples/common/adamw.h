@@ -1,8 +1,8 @@
 #pragma once
 
-#include <vector>
-
 #include <ATen/ATen.h>
+
+#include <vector>
 
 namespace example {
 

@@ -19,7 +19,8 @@ class Flags {
   Flags(int argc, char** argv) : program_(argv[0]) {
     for (int i = 1; i < argc; ++i) {
       const std::string word = argv[i];
-      if (word.rfind("--", 0) != 0) throw std::invalid_argument("unexpected argument '" + word + "'; flags begin with --");
+      if (word.rfind("--", 0) != 0)
+        throw std::invalid_argument("unexpected argument '" + word + "'; flags begin with --");
       const bool has_value = i + 1 < argc && std::string(argv[i + 1]).rfind("--", 0) != 0;
       given_[word.substr(2)] = has_value ? argv[++i] : "";
     }

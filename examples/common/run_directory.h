@@ -1,5 +1,8 @@
 #pragma once
 
+#include <unisono/process_group.h>
+#include <unisono/stats.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -10,9 +13,6 @@
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <unisono/process_group.h>
-#include <unisono/stats.h>
 
 namespace example {
 
@@ -139,7 +139,8 @@ class Table {
 /// Every rank's digest, on every rank. *Collective*.
 inline std::vector<std::string> gather_digests(unisono::ProcessGroup& group, std::string digest) {
   std::string all(digest.size() * static_cast<std::size_t>(group.size()), ' ');
-  group.all_gather({all.data(), all.size(), unisono::Dtype::u8}, {digest.data(), digest.size(), unisono::Dtype::u8}).wait();
+  group.all_gather({all.data(), all.size(), unisono::Dtype::u8}, {digest.data(), digest.size(), unisono::Dtype::u8})
+      .wait();
   std::vector<std::string> out;
   for (int rank = 0; rank < group.size(); ++rank) out.push_back(all.substr(rank * digest.size(), digest.size()));
   return out;

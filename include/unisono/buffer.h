@@ -1,10 +1,10 @@
 #pragma once
 
+#include <unisono/dtype.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-
-#include <unisono/dtype.h>
 
 namespace unisono {
 

@@ -1,14 +1,13 @@
 #pragma once
 
-#include <memory>
-#include <optional>
-#include <vector>
-
 #include <c10/util/intrusive_ptr.h>
-
 #include <unisono/init.h>
 #include <unisono/make_group.h>
 #include <unisono/process_group.h>
+
+#include <memory>
+#include <optional>
+#include <vector>
 
 namespace c10d {
 class ProcessGroup;
@@ -35,7 +34,7 @@ std::shared_ptr<ProcessGroup> make_ordered_group(c10::intrusive_ptr<c10d::Proces
 
 /// What connects the hosts of a hierarchy.
 struct HostGroups {
-  c10::intrusive_ptr<c10d::ProcessGroup> all;      ///< every rank
+  c10::intrusive_ptr<c10d::ProcessGroup> all;  ///< every rank
   /// As many ranks of each host carry as the smallest has, its first ones: those with this rank's place, one per host, in the order of their
   /// ranks; null on a rank that does not carry.
   c10::intrusive_ptr<c10d::ProcessGroup> across;

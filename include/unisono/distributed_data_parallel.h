@@ -1,5 +1,13 @@
 #pragma once
 
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+#include <unisono/gradient_transform.h>
+#include <unisono/named_tensor.h>
+#include <unisono/options.h>
+#include <unisono/process_group.h>
+#include <unisono/stats.h>
+
 #include <concepts>
 #include <functional>
 #include <map>
@@ -10,15 +18,6 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
-
-#include <torch/nn/module.h>
-#include <torch/nn/pimpl.h>
-
-#include <unisono/gradient_transform.h>
-#include <unisono/named_tensor.h>
-#include <unisono/options.h>
-#include <unisono/process_group.h>
-#include <unisono/stats.h>
 
 namespace unisono {
 
@@ -125,7 +124,8 @@ class DataParallel {
   /// gradients, at its end, or, with `overlap_forward`, where the parameters are used next.
   /// *Throws* `invalid_argument` when a parameter has a post-accumulate hook; a backward throws it, naming the parameter, when a
   /// gradient comes after its bucket's step.
-  void set_step_in_backward(std::function<void(const std::vector<NamedTensor>&)> update, StepInBackwardOptions options = {});
+  void set_step_in_backward(std::function<void(const std::vector<NamedTensor>&)> update,
+                            StepInBackwardOptions options = {});
   /// Takes the steps that `overlap_forward` has left. *Blocks*. *Throws* what went wrong in them. Not collective. Every other call that
   /// needs them does it by itself.
   void finish_step() const;
@@ -163,7 +163,8 @@ class DataParallel {
 };
 
 /// `options` with the parameters of the module's sparse embeddings among `sparse_parameters`.
-DistributedDataParallelOptions with_sparse_parameters(DistributedDataParallelOptions options, const torch::nn::Module& module);
+DistributedDataParallelOptions with_sparse_parameters(DistributedDataParallelOptions options,
+                                                      const torch::nn::Module& module);
 
 /// The tensors in what a forward returned, as far as its type shows them: a tensor, tuples, pairs and vectors of what has
 /// tensors, dictionaries' values. Give `find_unused_parameters` an overload for a type of your own, found by its namespace.
@@ -174,7 +175,11 @@ void collect_tensors(const T& value, std::vector<at::Tensor>& into) {
     std::apply([&](const auto&... items) { (collect_tensors(items, into), ...); }, value);
   } else if constexpr (requires { value.begin()->second; }) {
     for (const auto& item : value) collect_tensors(item.second, into);
-  } else if constexpr (requires { value.begin(); value.end(); typename T::value_type; }) {
+  } else if constexpr (requires {
+                         value.begin();
+                         value.end();
+                         typename T::value_type;
+                       }) {
     if constexpr (!std::is_arithmetic_v<typename T::value_type>) {
       for (const auto& item : value) collect_tensors(item, into);
     }
@@ -212,7 +217,8 @@ class DistributedDataParallel {
 
   DistributedDataParallel(std::shared_ptr<M> module, std::shared_ptr<ProcessGroup> group, const Options& options = {})
       : module_(std::move(module)),
-        core_(parameters_of(*module_), buffers_of(*module_), std::move(group), with_sparse_parameters(options, *module_)) {}
+        core_(parameters_of(*module_), buffers_of(*module_), std::move(group),
+              with_sparse_parameters(options, *module_)) {}
   DistributedDataParallel(const torch::nn::ModuleHolder<M>& holder, std::shared_ptr<ProcessGroup> group,
                           const Options& options = {})
       : DistributedDataParallel(holder.ptr(), std::move(group), options) {}

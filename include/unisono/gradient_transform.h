@@ -1,5 +1,8 @@
 #pragma once
 
+#include <unisono/named_tensor.h>
+#include <unisono/process_group.h>
+
 #include <coroutine>
 #include <cstdint>
 #include <exception>
@@ -8,9 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include <unisono/named_tensor.h>
-#include <unisono/process_group.h>
-
 namespace unisono {
 
 /// A bucket as a transform sees it. Counts and weights are not in it: they travel beside the data.
@@ -18,9 +18,9 @@ struct GradientBucket {
   int index = 0;
   bool is_last = false;
   std::int64_t step = 0;
-  at::Tensor buffer;                    ///< flat; the gradients one after the other, zeros between them; complex as two reals
-  std::vector<NamedTensor> gradients;   ///< views into it, in the shapes of their parameters
-  std::vector<at::Tensor> parameters;   ///< in the same order
+  at::Tensor buffer;  ///< flat; the gradients one after the other, zeros between them; complex as two reals
+  std::vector<NamedTensor> gradients;  ///< views into it, in the shapes of their parameters
+  std::vector<at::Tensor> parameters;  ///< in the same order
 };
 
 /// What a transform sends through: collectives of the bucket's group on ordinary tensors, counted.
@@ -51,7 +51,9 @@ class GradientChannel {
 class TransformTask {
  public:
   struct promise_type {
-    TransformTask get_return_object() { return TransformTask(std::coroutine_handle<promise_type>::from_promise(*this)); }
+    TransformTask get_return_object() {
+      return TransformTask(std::coroutine_handle<promise_type>::from_promise(*this));
+    }
     std::suspend_never initial_suspend() noexcept { return {}; }
     std::suspend_always final_suspend() noexcept { return {}; }
     void return_void() {}

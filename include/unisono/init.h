@@ -1,23 +1,24 @@
 #pragma once
 
+#include <unisono/log.h>
+#include <unisono/make_group.h>
+#include <unisono/process_group.h>
+
 #include <chrono>
 #include <memory>
 #include <string>
 
-#include <unisono/make_group.h>
-#include <unisono/process_group.h>
-
 namespace unisono {
 
 struct InitOptions {
-  std::string transport = "auto";  ///< see `make_group`
-  int rank = -1;                   ///< -1: from the environment
-  int size = -1;                   ///< -1: from the environment
+  std::string transport = "auto";          ///< see `make_group`
+  int rank = -1;                           ///< -1: from the environment
+  int size = -1;                           ///< -1: from the environment
   std::shared_ptr<Store> store = nullptr;  ///< null: made from the environment
   std::chrono::nanoseconds timeout = std::chrono::minutes(30);
   std::chrono::nanoseconds start_timeout = std::chrono::minutes(5);
-  std::string prefix = "unisono";                     ///< see `GroupOptions`
-  LogSink log = nullptr;  ///< nothing is said through it yet
+  std::string prefix = "unisono";  ///< see `GroupOptions`
+  LogSink log = nullptr;           ///< told in one line what the environment said, and which source
 };
 
 /// Makes this process's group from its environment. In this order: explicit arguments; RANK and WORLD_SIZE (torchrun,

@@ -1,12 +1,12 @@
 #pragma once
 
+#include <unisono/process_group.h>
+
 #include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include <unisono/process_group.h>
 
 namespace unisono {
 
@@ -26,13 +26,12 @@ class Store {
 struct GroupOptions {
   int rank = 0;
   int size = 1;
-  std::shared_ptr<Store> store = nullptr;  ///< needed when size > 1, but for "mpi"
-  std::chrono::nanoseconds timeout = std::chrono::minutes(30);  ///< of every call that names none
+  std::shared_ptr<Store> store = nullptr;                            ///< needed when size > 1, but for "mpi"
+  std::chrono::nanoseconds timeout = std::chrono::minutes(30);       ///< of every call that names none
   std::chrono::nanoseconds start_timeout = std::chrono::minutes(5);  ///< for all ranks to turn up
   /// Of the keys in the store. Groups with other ranks on the same store need one each; the same ranks may use one again, and so make the next group,
   /// whether or not the one before still lives.
   std::string prefix = "unisono";
-  LogSink log = nullptr;  ///< nothing is said through it yet
 };
 
 /// Whether a transport can serve these options on this machine, and if not, why and what to do.

@@ -1,12 +1,12 @@
 #pragma once
 
+#include <unisono/dtype.h>
+#include <unisono/error.h>
+
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include <unisono/dtype.h>
-#include <unisono/error.h>
 
 namespace unisono {
 

@@ -1,11 +1,11 @@
 #pragma once
 
+#include <unisono/named_tensor.h>
+#include <unisono/process_group.h>
+
 #include <cstdint>
 #include <memory>
 #include <vector>
-
-#include <unisono/named_tensor.h>
-#include <unisono/process_group.h>
 
 namespace unisono {
 

@@ -1,17 +1,16 @@
 #pragma once
 
+#include <unisono/buffer.h>
+#include <unisono/control_record.h>
+#include <unisono/error.h>
+#include <unisono/work.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
-
-#include <unisono/buffer.h>
-#include <unisono/control_record.h>
-#include <unisono/error.h>
-#include <unisono/log.h>
-#include <unisono/work.h>
 
 namespace unisono {
 

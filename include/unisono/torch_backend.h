@@ -1,12 +1,10 @@
 #pragma once
 
-#include <chrono>
-#include <memory>
-
 #include <c10/util/intrusive_ptr.h>
-
 #include <unisono/process_group.h>
 
+#include <chrono>
+#include <memory>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 namespace unisono {

@@ -1,9 +1,9 @@
 #pragma once
 
+#include <unisono/gradient_transform.h>
+
 #include <cstdint>
 #include <memory>
-
-#include <unisono/gradient_transform.h>
 
 namespace unisono {
 
@@ -22,9 +22,9 @@ struct PowerSGDOptions {
   int rank = 1;
   std::int64_t start_step = 10;  ///< plain means before
   bool error_feedback = true;
-  bool warm_start = true;        ///< the last step's right factor instead of a random one
-  double min_compression = 2;    ///< gradients that shrink by less than this factor travel whole
-  std::uint64_t seed = 0;        ///< of the first right factors; the same on all ranks
+  bool warm_start = true;      ///< the last step's right factor instead of a random one
+  double min_compression = 2;  ///< gradients that shrink by less than this factor travel whole
+  std::uint64_t seed = 0;      ///< of the first right factors; the same on all ranks
 };
 /// Yields a mean. State: right factors and errors by parameter name, the errors this rank's own.
 /// *Source*: Vogels et al., PowerSGD, NeurIPS 2019, arXiv 1905.13727, algorithm 1.

@@ -1,12 +1,12 @@
 #pragma once
 
+#include <unisono/control_record.h>
+
 #include <chrono>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <vector>
-
-#include <unisono/control_record.h>
 
 namespace unisono {
 

@@ -1,13 +1,12 @@
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <unisono/process_group.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <string>
-
-#include <unisono/process_group.h>
 
 #include "bindings.h"
 
@@ -57,7 +56,8 @@ class InPlace {
 };
 
 template <int N>
-__attribute__((target_clones("avx2", "default"))) void sum_slices(float* const* copies, std::size_t begin, std::size_t end) {
+__attribute__((target_clones("avx2", "default"))) void sum_slices(float* const* copies, std::size_t begin,
+                                                                  std::size_t end) {
   float* a = copies[0];
   float* b = copies[1];
   float* c = copies[N > 2 ? 2 : 0];
@@ -80,7 +80,8 @@ class Limit {
       : group_(std::move(group)), bytes_(bytes), stride_((bytes + 4095) / 4096 * 4096) {
     const int n = group_->size();
     if (n != 2 && n != 4)
-      throw Error(ErrorCode::invalid_argument, "bench: the limit is known for 2 and 4 ranks, not for " + std::to_string(n));
+      throw Error(ErrorCode::invalid_argument,
+                  "bench: the limit is known for 2 and 4 ranks, not for " + std::to_string(n));
     const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0) throw Error(ErrorCode::internal, "bench: cannot open " + path + ": " + std::strerror(errno));
     void* data = mmap(nullptr, stride_ * n, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, 0);
@@ -125,8 +126,8 @@ void bind_bench(py::module_& module) {
       .def(py::init<std::shared_ptr<ProcessGroup>, std::size_t>(), py::arg("group"), py::arg("bytes"), WithoutGil())
       .def("burst", &InPlace::burst, py::arg("warm_up"), py::arg("calls"), WithoutGil());
   py::class_<Limit>(bench, "Limit")
-      .def(py::init<std::shared_ptr<ProcessGroup>, const std::string&, std::size_t>(), py::arg("group"), py::arg("path"),
-           py::arg("bytes"), WithoutGil())
+      .def(py::init<std::shared_ptr<ProcessGroup>, const std::string&, std::size_t>(), py::arg("group"),
+           py::arg("path"), py::arg("bytes"), WithoutGil())
       .def("burst", &Limit::burst, py::arg("warm_up"), py::arg("calls"), WithoutGil());
 }
 

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
-
 #include <unisono/error.h>
 
 namespace unisono::python {

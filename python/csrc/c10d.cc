@@ -1,22 +1,21 @@
 #include <pybind11/chrono.h>
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
-
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include <unisono/c10d.h>
 #include <unisono/hosts.h>
 #include <unisono/init.h>
 #include <unisono/torch_backend.h>
 
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
 #include "bindings.h"
 #include "without_gil.h"
 
 void bind_c10d(pybind11::module_& module) {
-  using unisono::python::WithoutGil;
   using unisono::python::destroyed_without_gil;
+  using unisono::python::WithoutGil;
   // The classes of torch.distributed must be known before the signatures below name them.
   py::module_::import("torch.distributed");
 
@@ -39,7 +38,8 @@ void bind_c10d(pybind11::module_& module) {
       [](const c10::intrusive_ptr<c10d::ProcessGroup>& all, const c10::intrusive_ptr<c10d::ProcessGroup>& across,
          const c10::intrusive_ptr<c10d::ProcessGroup>& leaders, std::vector<std::vector<int>> hosts,
          const c10::intrusive_ptr<c10d::Store>& store, bool ordered) {
-        return destroyed_without_gil(unisono::make_hierarchical_group({all, across, leaders}, std::move(hosts), unisono::make_store(store), ordered));
+        return destroyed_without_gil(unisono::make_hierarchical_group({all, across, leaders}, std::move(hosts),
+                                                                      unisono::make_store(store), ordered));
       },
       py::arg("all"), py::arg("across").none(true), py::arg("leaders").none(true), py::arg("hosts"), py::arg("store"),
       py::arg("ordered") = false, WithoutGil());
@@ -56,9 +56,13 @@ void bind_c10d(pybind11::module_& module) {
       "meet_over_hosts",
       [](const std::string& transport, int rank, int size, std::chrono::duration<double> start_timeout,
          const std::shared_ptr<unisono::Store>& store, const std::string& prefix) {
-        const auto meeting = unisono::meet_over_hosts(
-            {.transport = transport, .rank = rank, .size = size, .store = store,
-             .start_timeout = std::chrono::ceil<std::chrono::nanoseconds>(start_timeout), .prefix = prefix});
+        const auto meeting =
+            unisono::meet_over_hosts({.transport = transport,
+                                      .rank = rank,
+                                      .size = size,
+                                      .store = store,
+                                      .start_timeout = std::chrono::ceil<std::chrono::nanoseconds>(start_timeout),
+                                      .prefix = prefix});
         return meeting ? std::make_tuple(meeting->store, meeting->rank, meeting->size)
                        : std::make_tuple(c10::intrusive_ptr<c10d::Store>(), 0, 1);
       },
@@ -70,6 +74,6 @@ void bind_c10d(pybind11::module_& module) {
         return destroyed_without_gil(unisono::make_group_on_store(store, rank, size, timeout));
       },
       py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("timeout"), WithoutGil());
-  module.def("make_torch_backend", &unisono::make_torch_backend, py::arg("group"), py::arg("beside") = nullptr, WithoutGil(),
-             "A unisono.ProcessGroup as a torch.distributed backend.");
+  module.def("make_torch_backend", &unisono::make_torch_backend, py::arg("group"), py::arg("beside") = nullptr,
+             WithoutGil(), "A unisono.ProcessGroup as a torch.distributed backend.");
 }

@@ -1,6 +1,5 @@
-#include <unisono/distributed_data_parallel.h>
-
 #include <pybind11/functional.h>
+#include <unisono/distributed_data_parallel.h>
 
 #include "bindings.h"
 #include "named.h"
@@ -48,9 +47,7 @@ void bind_options(py::module_& module) {
       .def_readwrite("sparse_parameters", &Options::sparse_parameters)
       .def(
           "set_reduce_dtype",
-          [](Options& self, at::ScalarType type) {
-            self.reduce_dtype = wire_type(type, "reduce_dtype").dtype;
-          },
+          [](Options& self, at::ScalarType type) { self.reduce_dtype = wire_type(type, "reduce_dtype").dtype; },
           py::arg("dtype"))
       .def_readwrite("parameters_and_buffers_to_ignore", &Options::parameters_and_buffers_to_ignore);
 }
@@ -146,8 +143,8 @@ void bind_data_parallel(py::module_& module) {
       .def("transform", &DataParallel::transform)
       .def(
           "set_step_in_backward",
-          [](DataParallel& self, std::function<void(const std::vector<at::Tensor>&)> update, std::optional<double> max_norm,
-             bool overlap_forward, std::function<void(bool)> steps_left) {
+          [](DataParallel& self, std::function<void(const std::vector<at::Tensor>&)> update,
+             std::optional<double> max_norm, bool overlap_forward, std::function<void(bool)> steps_left) {
             if (!update) return self.set_step_in_backward(nullptr);
             self.set_step_in_backward(
                 [update = std::move(update)](const std::vector<NamedTensor>& parameters) {

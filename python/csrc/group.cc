@@ -1,13 +1,12 @@
 #include <pybind11/chrono.h>
-
-#include <variant>
-
 #include <unisono/companion.h>
 #include <unisono/init.h>
 #include <unisono/make_group.h>
 #include <unisono/process_group.h>
 #include <unisono/regroup.h>
 #include <unisono/round_robin.h>
+
+#include <variant>
 
 #include "bindings.h"
 #include "reducer/torch_types.h"
@@ -22,8 +21,8 @@ using Seconds = std::chrono::duration<double>;
 std::chrono::nanoseconds nanoseconds(Seconds seconds, const char* name) {
   constexpr double kMost = 1e9;
   if (!(seconds.count() > 0 && seconds.count() < kMost))
-    throw Error(ErrorCode::invalid_argument, std::string(name) + " is " + std::to_string(seconds.count()) +
-                                                 " s; it must be above 0 and below 1e9");
+    throw Error(ErrorCode::invalid_argument,
+                std::string(name) + " is " + std::to_string(seconds.count()) + " s; it must be above 0 and below 1e9");
   return std::chrono::duration_cast<std::chrono::nanoseconds>(seconds);
 }
 
@@ -85,8 +84,7 @@ void bind_calls(py::class_<ProcessGroup, std::shared_ptr<ProcessGroup>>& group) 
       .def(
           "barrier", [](ProcessGroup& self) { return self.barrier(); }, WithoutGil())
       .def(
-          "abort",
-          [](ProcessGroup& self, const std::string& cause) { self.abort(Error(ErrorCode::peer_lost, cause)); },
+          "abort", [](ProcessGroup& self, const std::string& cause) { self.abort(Error(ErrorCode::peer_lost, cause)); },
           py::arg("cause"), WithoutGil());
 }
 
@@ -94,7 +92,8 @@ void bind_regroup(py::module_& module, py::class_<ProcessGroup, std::shared_ptr<
   group
       .def(
           "without",
-          [](const std::shared_ptr<ProcessGroup>& self, std::vector<int> ranks, std::variant<Seconds, double> start_timeout) {
+          [](const std::shared_ptr<ProcessGroup>& self, std::vector<int> ranks,
+             std::variant<Seconds, double> start_timeout) {
             const auto limit = std::visit([](auto value) { return Seconds(value); }, start_timeout);
             return destroyed_without_gil(without(self, std::move(ranks), nanoseconds(limit, "start_timeout")));
           },
@@ -139,14 +138,16 @@ void bind_group(py::module_& module) {
                                            .prefix = prefix}));
       },
       py::arg("transport") = "auto", py::arg("rank") = -1, py::arg("size") = -1, py::arg("timeout") = Seconds(1800),
-      py::arg("start_timeout") = Seconds(300), py::arg("store") = py::none(), py::arg("prefix") = "unisono", WithoutGil());
+      py::arg("start_timeout") = Seconds(300), py::arg("store") = py::none(), py::arg("prefix") = "unisono",
+      WithoutGil());
   module.def("set_companion", &set_companion, py::arg("group"), py::arg("companion"));
   module.def("describe_environment", &describe_environment);
   module.def(
       "viable_transports",
       [](int size) {
         std::vector<std::tuple<std::string, bool, std::string>> out;
-        for (auto& v : viable_transports({.rank = 0, .size = size, .store = std::make_shared<NoStore>()})) out.emplace_back(v.transport, v.viable, v.reason);
+        for (auto& v : viable_transports({.rank = 0, .size = size, .store = std::make_shared<NoStore>()}))
+          out.emplace_back(v.transport, v.viable, v.reason);
         return out;
       },
       py::arg("size"));

@@ -1,10 +1,10 @@
 #pragma once
 
+#include <unisono/named_tensor.h>
+
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <unisono/named_tensor.h>
 
 namespace unisono::python {
 

@@ -1,7 +1,6 @@
+#include <torch/csrc/utils/pybind.h>
 #include <unisono/parameter_averager.h>
 #include <unisono/transforms.h>
-
-#include <torch/csrc/utils/pybind.h>
 
 #include "bindings.h"
 #include "named.h"
@@ -98,8 +97,8 @@ class PythonHook final : public GradientTransform {
     py::gil_scoped_acquire gil;
     py::object future = hook_(state_, HookBucket(std::move(bucket)));
     if (!py::hasattr(future, "wait")) {
-      throw Error(ErrorCode::invalid_argument, "the hook returned " + py::repr(future).cast<std::string>() +
-                                                   " instead of a torch.futures.Future");
+      throw Error(ErrorCode::invalid_argument,
+                  "the hook returned " + py::repr(future).cast<std::string>() + " instead of a torch.futures.Future");
     }
     return std::make_shared<FutureWork>(std::move(future));
   }
@@ -114,9 +113,10 @@ class PythonHook final : public GradientTransform {
 
 void bind_transforms(py::module_& module) {
   py::class_<ParameterAverager>(module, "ParameterAverager")
-      .def(py::init([](const Named& parameters, std::shared_ptr<ProcessGroup> group, std::int64_t period, std::int64_t warmup) {
-        return ParameterAverager(named(parameters), std::move(group), period, warmup);
-      }))
+      .def(py::init(
+          [](const Named& parameters, std::shared_ptr<ProcessGroup> group, std::int64_t period, std::int64_t warmup) {
+            return ParameterAverager(named(parameters), std::move(group), period, warmup);
+          }))
       .def("step", &ParameterAverager::step, WithoutGil())
       .def("average", &ParameterAverager::average, WithoutGil());
   py::class_<HookBucket>(module, "GradBucket")
@@ -146,11 +146,12 @@ void bind_transforms(py::module_& module) {
   module.def("int8_transform", &int8_transform, py::arg("error_feedback") = true);
   module.def(
       "power_sgd_transform",
-      [](int rank, std::int64_t start_step, bool error_feedback, bool warm_start, double min_compression, std::uint64_t seed) {
+      [](int rank, std::int64_t start_step, bool error_feedback, bool warm_start, double min_compression,
+         std::uint64_t seed) {
         return power_sgd_transform({rank, start_step, error_feedback, warm_start, min_compression, seed});
       },
-      py::arg("rank"), py::arg("start_step"), py::arg("error_feedback"), py::arg("warm_start"), py::arg("min_compression"),
-      py::arg("seed"));
+      py::arg("rank"), py::arg("start_step"), py::arg("error_feedback"), py::arg("warm_start"),
+      py::arg("min_compression"), py::arg("seed"));
   module.def("post_local_sgd_transform", &post_local_sgd_transform, py::arg("start_step"), py::arg("local"));
   module.def(
       "hook_transform",

@@ -1,11 +1,11 @@
 #pragma once
 
+#include <unisono/process_group.h>
+
 #include <memory>
 #include <string>
 #include <thread>
 #include <utility>
-
-#include <unisono/process_group.h>
 
 #include "bindings.h"
 

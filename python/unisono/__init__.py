@@ -30,8 +30,8 @@ __version__ = _C.__version__
 __all__ = [
     "CorruptError", "DistributedDataParallel", "Error", "InternalError", "InvalidArgumentError", "MismatchError",
     "MixedPrecision", "ParameterAverager", "PeerLostError", "ProcessGroup", "StepStats", "SyncBatchNorm", "TimeoutError",
-    "TraceEvent", "Work", "cmake_prefix_path", "describe_environment", "errors", "hierarchical", "hosts_of", "init", "ordered", "round_robin", "set_companion", "transforms",
-    "viable_transports", "write_chrome_trace",
+    "TraceEvent", "Work", "cmake_prefix_path", "describe_environment", "errors", "hierarchical", "hosts_of", "init",
+    "ordered", "round_robin", "set_companion", "transforms", "viable_transports", "write_chrome_trace",
 ]
 
 

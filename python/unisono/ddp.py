@@ -29,8 +29,9 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
     `buffer_policy` ("rank0": the buffers of all ranks become rank 0's; "mean": floating ones their mean),
     `step_guard` (an optimizer that steps on gradients which no synchronisation has averaged raises),
     `uneven_accumulation` (ranks may sum up different numbers of backwards), `check_finite` (raise when a gradient holds an
-    infinity or NaN, naming parameter and rank), `check_replicas` (compare a few elements of the parameters in every step; by default as `step_guard`),
-    `sparse_parameters` (names, beyond those of embeddings with sparse=True), and for measuring `overlap` and `naive`.
+    infinity or NaN, naming parameter and rank), `check_replicas` (compare a few elements of the parameters in every step; by
+    default as `step_guard`), `sparse_parameters` (names, beyond those of embeddings with sparse=True), and for measuring
+    `overlap` and `naive`.
     `process_group` is a unisono group, a torch.distributed group, or None. `mixed_precision` is a
     `unisono.MixedPrecision`, or torch's. docs/differences.md lists what is not as in torch.
     """
@@ -162,10 +163,10 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
         self._core.finish_join()
 
     def set_group(self, process_group) -> None:
-        """Goes on with another group, of other ranks perhaps, after the old one has failed or to take in new ranks: what the constructor does, in a
-        wrapper that lives. All ranks get the parameters and buffers of rank 0, `.grad` becomes None; the optimizer's state is the caller's to
-        bring to all ranks. SyncBatchNorm layers that were given the old group get the new one. Collective over the new group;
-        newcomers construct their wrapper meanwhile. When it raises, call it again with another group."""
+        """Goes on with another group, of other ranks perhaps, after the old one has failed or to take in new ranks: what the
+        constructor does, in a wrapper that lives. All ranks get the parameters and buffers of rank 0, `.grad` becomes None; the
+        optimizer's state is the caller's to bring to all ranks. SyncBatchNorm layers that were given the old group get the new one.
+        Collective over the new group; newcomers construct their wrapper meanwhile. When it raises, call it again with another group."""
         group = of_keywords(process_group, None)
         self._core.follow_buffers(list(self.module.named_buffers()))
         self._core.set_group(group)

@@ -26,10 +26,10 @@ def init(transport: str = "auto", rank: int = -1, size: int = -1, timeout: float
          start_timeout: float | timedelta = 300.0, store=None, prefix: str = "unisono") -> _C.ProcessGroup:
     """Makes this process's group from its environment: `unisono run`, torchrun, mpirun, srun, or a world of one.
 
-    `transport` is "auto" (shared memory on one host, else two levels over Gloo, or MPI where the launcher is MPI's and tells no address), "shm",
-    "serial", "gloo" or "mpi". The ranks meet in `store` if given (a torch.distributed store, or another group's `store`), under keys that begin with
-    `prefix`: one for each set of ranks on the same store. Collective; blocks until all ranks are there, at most `start_timeout` seconds. The newest
-    group is the one that `DistributedDataParallel` takes when it is given none.
+    `transport` is "auto" (shared memory on one host, else two levels over Gloo, or MPI where the launcher is MPI's and tells no
+    address), "shm", "serial", "gloo" or "mpi". The ranks meet in `store` if given (a torch.distributed store, or another group's
+    `store`), under keys that begin with `prefix`: one for each set of ranks on the same store. Collective; blocks until all ranks are
+    there, at most `start_timeout` seconds. The newest group is the one that `DistributedDataParallel` takes when it is given none.
     """
     global _default_group
     if store is not None and not isinstance(store, _C.Store):

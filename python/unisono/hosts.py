@@ -52,9 +52,10 @@ def hierarchical(process_group=None, timeout: float | timedelta = 1800.0) -> _C.
 
 
 def ordered(process_group=None, timeout: float | timedelta = 1800.0) -> _C.ProcessGroup:
-    """A group over the ranks of a torch.distributed group whose sums have the bits of shared memory, whatever the engine, the topology and the
-    size of messages. On two hosts whose ranks are halves of the balanced tree (0 to 3 and 4 to 7) it goes in two levels, whose sums are that
-    tree's; else it is an all-to-all of slices, our tree's sum, an all-gather. Collective; every rank of the default group must take part."""
+    """A group over the ranks of a torch.distributed group whose sums have the bits of shared memory, whatever the engine, the topology
+    and the size of messages. On two hosts whose ranks are halves of the balanced tree (0 to 3 and 4 to 7) it goes in two levels, whose
+    sums are that tree's; else it is an all-to-all of slices, our tree's sum, an all-gather. Collective; every rank of the default group
+    must take part."""
     hosts = hosts_of(process_group)
     halves = len(hosts) == 2 and _C.follows_tree(hosts)
     group = _two_levels(process_group, _seconds(timeout), hosts if halves else None, ordered=True)

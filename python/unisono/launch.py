@@ -4,6 +4,7 @@ torch gives the processes and the rendezvous store. What is added: cores shared 
 first failure named and its exit code passed on, nothing listening beyond loopback, no worker outliving the launcher.
 """
 
+import contextlib
 import logging
 import os
 import selectors
@@ -233,10 +234,8 @@ def _end(context) -> None:
 
 def _report(outcome: Outcome, options: LaunchOptions, pump, failed_after_s: float) -> None:
     def say(text: str) -> None:
-        try:
+        with contextlib.suppress(OSError):
             print(f"unisono: {text}", file=sys.stderr, flush=True)
-        except OSError:
-            pass
 
     unfinished = [rank for rank in range(options.ranks) if rank not in outcome.exits]
     names = ", ".join(map(str, unfinished))

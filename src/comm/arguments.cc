@@ -137,7 +137,8 @@ void check_message(const ProcessGroup& group, std::string_view operation, const 
   check.buffer(data, "data", device);
   if (peer < 0 && any) return;
   if (peer < 0 || peer >= group.size()) {
-    check.fail("the other side is rank " + std::to_string(peer) + "; it must be 0 to " + std::to_string(group.size() - 1));
+    check.fail("the other side is rank " + std::to_string(peer) + "; it must be 0 to " +
+               std::to_string(group.size() - 1));
   }
   if (peer == group.rank()) check.fail("the other side is this rank; messages go between two ranks");
 }

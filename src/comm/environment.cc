@@ -12,7 +12,9 @@
 namespace unisono {
 namespace {
 
-[[noreturn]] void refuse(const std::string& what) { throw Error(ErrorCode::invalid_argument, "unisono::init: " + what); }
+[[noreturn]] void refuse(const std::string& what) {
+  throw Error(ErrorCode::invalid_argument, "unisono::init: " + what);
+}
 
 // Reads variables and remembers what it has seen, so that every message can show it.
 class Reader {
@@ -133,7 +135,8 @@ void read_identity(const Reader& env, const InitOptions& options, Environment& o
   if (!found && env.has("SLURM_PROCID")) out.evidence = env.shown("SLURM_PROCID") + " " + env.shown("SLURM_NTASKS");
   if (options.rank < 0 && options.size < 0) return;
 
-  const std::string given = "InitOptions{rank=" + std::to_string(options.rank) + ", size=" + std::to_string(options.size) + "}";
+  const std::string given =
+      "InitOptions{rank=" + std::to_string(options.rank) + ", size=" + std::to_string(options.size) + "}";
   if (!found && !all_given)
     refuse(given + ": one without the other, and the environment tells neither. Give both, or neither.");
   if (options.rank >= 0) out.rank = options.rank;
@@ -208,14 +211,16 @@ bool read_slurm_nodes(const Reader& env, Environment& out) {
 }
 
 void read_job(const Reader& env, const InitOptions& options, const Launcher& launcher, Environment& out) {
-  if (out.several_hosts && launcher.source == Environment::Source::slurm && options.transport != "mpi" && read_slurm_nodes(env, out))
+  if (out.several_hosts && launcher.source == Environment::Source::slurm && options.transport != "mpi" &&
+      read_slurm_nodes(env, out))
     return;
   if (out.several_hosts && options.transport == "auto") {
     out.meeting = Environment::Meeting::mpi;
     return;
   }
   if (out.several_hosts)
-    refuse(out.evidence + " from " + launcher.name + " spans several hosts and tells no address. Set MASTER_ADDR to rank 0's " +
+    refuse(out.evidence + " from " + launcher.name +
+           " spans several hosts and tells no address. Set MASTER_ADDR to rank 0's " +
            "host and MASTER_PORT to a free port there, or use the transport mpi.");
   out.meeting = Environment::Meeting::job_file;
   out.job = job_name(env);
@@ -243,9 +248,10 @@ void read_meeting(const Reader& env, const InitOptions& options, Environment& ou
   }
   if (env.has("MASTER_ADDR") || env.has("MASTER_PORT")) return read_tcp(env, out);
   if (launcher && launcher->source != Environment::Source::variables) return read_job(env, options, *launcher, out);
-  refuse(out.evidence + ", but MASTER_ADDR, MASTER_PORT and UNISONO_STORE are not set: the ranks have no place to meet. " +
-         "Use `unisono run -n " + std::to_string(out.size) + " ...`, or set MASTER_ADDR=127.0.0.1 and MASTER_PORT to a " +
-         "free port, or UNISONO_STORE=file:PATH.");
+  refuse(out.evidence +
+         ", but MASTER_ADDR, MASTER_PORT and UNISONO_STORE are not set: the ranks have no place to meet. " +
+         "Use `unisono run -n " + std::to_string(out.size) +
+         " ...`, or set MASTER_ADDR=127.0.0.1 and MASTER_PORT to a " + "free port, or UNISONO_STORE=file:PATH.");
 }
 
 // Ranks with another job or secret use other keys of the store, and never meet. Nobody reads a secret from a key.
@@ -289,13 +295,20 @@ std::string describe(const Environment& environment) {
   const Launcher* launcher = launcher_of(environment.source);
   std::string out = environment.evidence + " from " + (launcher ? launcher->name : "the arguments");
   switch (environment.meeting) {
-    case Environment::Meeting::none: return out + ", no rendezvous needed";
-    case Environment::Meeting::given: return out + ", rendezvous in the store that was given";
-    case Environment::Meeting::agent_store: return out + ", rendezvous in torchrun's store";
-    case Environment::Meeting::tcp: return out + ", rendezvous in a store that rank 0 hosts";
-    case Environment::Meeting::file: return out + ", rendezvous in that file";
-    case Environment::Meeting::job_file: return out + ", rendezvous in a private file of " + environment.job;
-    case Environment::Meeting::mpi: return out + ", rendezvous by MPI";
+    case Environment::Meeting::none:
+      return out + ", no rendezvous needed";
+    case Environment::Meeting::given:
+      return out + ", rendezvous in the store that was given";
+    case Environment::Meeting::agent_store:
+      return out + ", rendezvous in torchrun's store";
+    case Environment::Meeting::tcp:
+      return out + ", rendezvous in a store that rank 0 hosts";
+    case Environment::Meeting::file:
+      return out + ", rendezvous in that file";
+    case Environment::Meeting::job_file:
+      return out + ", rendezvous in a private file of " + environment.job;
+    case Environment::Meeting::mpi:
+      return out + ", rendezvous by MPI";
   }
   return out;
 }

@@ -1,10 +1,10 @@
 #pragma once
 
+#include <unisono/init.h>
+
 #include <functional>
 #include <optional>
 #include <string>
-
-#include <unisono/init.h>
 
 namespace unisono {
 
@@ -31,12 +31,12 @@ struct Environment {
   int size = 1;
   std::string host;
   int port = 0;
-  std::string path;     ///< of `file`
-  std::string job;      ///< of `job_file`, and of srun's `tcp`: the same on all ranks of a job, and on no others
-  std::string circle;   ///< what this job's keys begin with: of srun's step, UNISONO_JOB, UNISONO_SECRET; empty without
+  std::string path;    ///< of `file`
+  std::string job;     ///< of `job_file`, and of srun's `tcp`: the same on all ranks of a job, and on no others
+  std::string circle;  ///< what this job's keys begin with: of srun's step, UNISONO_JOB, UNISONO_SECRET; empty without
   bool several_hosts = false;  ///< as the launcher tells; which ranks share a host is for them to find out
-  int attempt = 0;      ///< torchrun's restart count; separates the keys of one agent store
-  std::string evidence;  ///< the variables it was read from with their values: "RANK=1 WORLD_SIZE=2"
+  int attempt = 0;             ///< torchrun's restart count; separates the keys of one agent store
+  std::string evidence;        ///< the variables it was read from with their values: "RANK=1 WORLD_SIZE=2"
 };
 
 /// Reads it in the order that init.h documents. Local; asks the process's parent only for a job without a name.

@@ -27,11 +27,16 @@ void finish(const void* wire, const Buffer& out, double divisor, Convert convert
 
 void finish_sum(const void* wire, const Buffer& out, double divisor) {
   switch (out.dtype) {
-    case Dtype::f16: return finish<float, std::uint16_t>(wire, out, divisor, f32_to_f16);
-    case Dtype::bf16: return finish<float, std::uint16_t>(wire, out, divisor, f32_to_bf16);
-    case Dtype::f32: return finish<float, float>(wire, out, divisor, [](float x) { return x; });
-    case Dtype::f64: return finish<double, double>(wire, out, divisor, [](double x) { return x; });
-    default: return;
+    case Dtype::f16:
+      return finish<float, std::uint16_t>(wire, out, divisor, f32_to_f16);
+    case Dtype::bf16:
+      return finish<float, std::uint16_t>(wire, out, divisor, f32_to_bf16);
+    case Dtype::f32:
+      return finish<float, float>(wire, out, divisor, [](float x) { return x; });
+    case Dtype::f64:
+      return finish<double, double>(wire, out, divisor, [](double x) { return x; });
+    default:
+      return;
   }
 }
 

@@ -1,13 +1,13 @@
 #include "comm/host_layout.h"
 
+#include <unisono/error.h>
+#include <unisono/hosts.h>
+
 #include <algorithm>
 #include <bit>
 #include <numeric>
 #include <string>
 #include <utility>
-
-#include <unisono/error.h>
-#include <unisono/hosts.h>
 
 namespace unisono {
 namespace {
@@ -38,21 +38,25 @@ bool joined_alike(const std::vector<std::vector<int>>& hosts, std::size_t first,
   const std::size_t half = std::bit_ceil(count) / 2;
   const int begin = hosts[first][0], end = hosts[last - 1].back() + 1;
   const int split = begin + static_cast<int>(std::bit_ceil(static_cast<unsigned>(end - begin)) / 2);
-  return hosts[first + half][0] == split && joined_alike(hosts, first, first + half) && joined_alike(hosts, first + half, last);
+  return hosts[first + half][0] == split && joined_alike(hosts, first, first + half) &&
+         joined_alike(hosts, first + half, last);
 }
 
 }  // namespace
 
 std::size_t HostLayout::ranks() const {
-  return std::accumulate(hosts.begin(), hosts.end(), std::size_t{0}, [](std::size_t n, const auto& ranks) { return n + ranks.size(); });
+  return std::accumulate(hosts.begin(), hosts.end(), std::size_t{0},
+                         [](std::size_t n, const auto& ranks) { return n + ranks.size(); });
 }
 
 std::size_t HostLayout::narrowest() const {
-  return std::min_element(hosts.begin(), hosts.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); })->size();
+  return std::min_element(hosts.begin(), hosts.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); })
+      ->size();
 }
 
 std::size_t HostLayout::widest() const {
-  return std::max_element(hosts.begin(), hosts.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); })->size();
+  return std::max_element(hosts.begin(), hosts.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); })
+      ->size();
 }
 
 std::vector<int> HostLayout::carriers(std::size_t at) const {
@@ -64,12 +68,14 @@ std::vector<int> HostLayout::carriers(std::size_t at) const {
 
 std::size_t HostLayout::position(std::size_t at, std::size_t of_host) const {
   const int own = hosts[of_host][at];
-  return static_cast<std::size_t>(std::count_if(hosts.begin(), hosts.end(), [&](const auto& ranks) { return ranks[at] < own; }));
+  return static_cast<std::size_t>(
+      std::count_if(hosts.begin(), hosts.end(), [&](const auto& ranks) { return ranks[at] < own; }));
 }
 
 bool follows_tree(const std::vector<std::vector<int>>& hosts) {
   const HostLayout layout = layout_of(hosts, 0);
-  return made_of_hosts(layout.hosts, 0, static_cast<int>(layout.ranks())) && joined_alike(layout.hosts, 0, layout.hosts.size());
+  return made_of_hosts(layout.hosts, 0, static_cast<int>(layout.ranks())) &&
+         joined_alike(layout.hosts, 0, layout.hosts.size());
 }
 
 HostLayout layout_of(std::vector<std::vector<int>> hosts, int rank) {
@@ -91,8 +97,9 @@ HostLayout layout_of(std::vector<std::vector<int>> hosts, int rank) {
   bool complete = found && std::none_of(hosts.begin(), hosts.end(), [](const auto& ranks) { return ranks.empty(); });
   for (std::size_t i = 0; i < all.size(); ++i) complete = complete && all[i] == static_cast<int>(i);
   if (!complete) {
-    throw Error(ErrorCode::invalid_argument, "the ranks of the hosts are " + show(hosts) + ", as rank " + std::to_string(rank) +
-                                                 " has them; every rank from 0 on must be on exactly one host, and this rank on one of them");
+    throw Error(ErrorCode::invalid_argument,
+                "the ranks of the hosts are " + show(hosts) + ", as rank " + std::to_string(rank) +
+                    " has them; every rank from 0 on must be on exactly one host, and this rank on one of them");
   }
   out.hosts = std::move(hosts);
   out.rank = rank;

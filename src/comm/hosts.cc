@@ -1,7 +1,7 @@
-#include <unisono/hosts.h>
-
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <unisono/error.h>
+#include <unisono/hosts.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,8 +10,6 @@
 #include <random>
 #include <set>
 #include <sstream>
-
-#include <unisono/error.h>
 
 #include "comm/process_identity.h"
 
@@ -45,7 +43,9 @@ class Card {
   Card(const Card&) = delete;
   Card& operator=(const Card&) = delete;
 
-  std::string shown() const { return std::to_string(getpid()) + " " + std::to_string(memory_) + " " + secret_ + " " + own_place(); }
+  std::string shown() const {
+    return std::to_string(getpid()) + " " + std::to_string(memory_) + " " + secret_ + " " + own_place();
+  }
 
   static bool readable(const std::string& card) {
     std::istringstream text(card);
@@ -79,7 +79,8 @@ std::vector<std::vector<int>> find_hosts(const ExchangeTexts& exchange) {
   const int size = static_cast<int>(places.size());
   std::vector<int> everyone;
   for (int rank = 0; rank < size; ++rank) everyone.push_back(rank);
-  if (std::all_of(places.begin(), places.end(), [&](const auto& place) { return place == places[0]; })) return {everyone};
+  if (std::all_of(places.begin(), places.end(), [&](const auto& place) { return place == places[0]; }))
+    return {everyone};
 
   const Card card;
   const auto cards = exchange("card", card.shown());
@@ -97,11 +98,12 @@ std::vector<std::vector<int>> find_hosts(const ExchangeTexts& exchange) {
     for (int rank = 0; numbers >> rank;) ranks.push_back(rank);
     for (const int other : ranks) {
       if (all_near[static_cast<std::size_t>(other)] == text) continue;
-      throw Error(ErrorCode::invalid_argument,
-                  "unisono: rank " + std::to_string(ranks[0]) + " can open the memory of ranks " + text + ", rank " + std::to_string(other) +
-                      " that of ranks " + all_near[static_cast<std::size_t>(other)] +
-                      ": some processes may not open others' memory (another user, or a container of its own); give them a "
-                      "UNISONO_HOST_PART of their own");
+      throw Error(
+          ErrorCode::invalid_argument,
+          "unisono: rank " + std::to_string(ranks[0]) + " can open the memory of ranks " + text + ", rank " +
+              std::to_string(other) + " that of ranks " + all_near[static_cast<std::size_t>(other)] +
+              ": some processes may not open others' memory (another user, or a container of its own); give them a "
+              "UNISONO_HOST_PART of their own");
     }
     if (seen.insert(text).second) hosts.push_back(std::move(ranks));
   }

@@ -59,7 +59,9 @@ std::shared_ptr<ProcessGroup> make_group(const std::string& transport, const Gro
   }
   if (!reasons.empty()) refuse(options, "no transport can serve this group. " + reasons);
   if (transport == "gloo" || transport == "nccl")
-    refuse(options, transport + " comes with torch, and this program was built without it: link the library unisono, or use the transport mpi");
+    refuse(options, transport +
+                        " comes with torch, and this program was built without it: link the library unisono, or use "
+                        "the transport mpi");
   refuse(options, "unknown transport '" + transport + "'; this build has auto, " + names);
 }
 

@@ -1,11 +1,11 @@
 #pragma once
 
+#include <unisono/buffer.h>
+#include <unisono/work.h>
+
 #include <chrono>
 #include <cstdint>
 #include <memory>
-
-#include <unisono/buffer.h>
-#include <unisono/work.h>
 
 namespace unisono {
 
@@ -32,7 +32,8 @@ class PointToPoint {
   /// Ends when `data` may be changed again, which may be before anybody receives it.
   virtual std::shared_ptr<Message> send(Buffer data, int to, std::int64_t tag, std::chrono::nanoseconds timeout) = 0;
   /// Ends when `data` holds the next message with this tag from rank `from`, or `kAnyRank`.
-  virtual std::shared_ptr<Message> receive(Buffer data, int from, std::int64_t tag, std::chrono::nanoseconds timeout) = 0;
+  virtual std::shared_ptr<Message> receive(Buffer data, int from, std::int64_t tag,
+                                           std::chrono::nanoseconds timeout) = 0;
 };
 
 }  // namespace unisono

@@ -1,12 +1,11 @@
 #include "comm/process_identity.h"
 
+#include <unisono/error.h>
 #include <unistd.h>
 
 #include <array>
 #include <fstream>
 #include <sstream>
-
-#include <unisono/error.h>
 
 namespace unisono {
 namespace {
@@ -58,7 +57,8 @@ ProcessIdentity ProcessIdentity::parse(const std::string& text) {
   std::istringstream in(text);
   ProcessIdentity out;
   if (!(in >> out.pid >> out.started >> out.place))
-    throw Error(ErrorCode::corrupt, "the store holds '" + text + "' where a process was expected; is the key in use by another program?");
+    throw Error(ErrorCode::corrupt,
+                "the store holds '" + text + "' where a process was expected; is the key in use by another program?");
   in >> out.host;
   return out;
 }
@@ -69,7 +69,9 @@ bool ProcessIdentity::alive() const {
   return stat.started == started && stat.state != 'Z' && stat.state != 'X';
 }
 
-std::string ProcessIdentity::shown() const { return "pid " + std::to_string(pid) + (host.empty() ? "" : " on " + host); }
+std::string ProcessIdentity::shown() const {
+  return "pid " + std::to_string(pid) + (host.empty() ? "" : " on " + host);
+}
 
 std::string parent_identity() { return std::to_string(getppid()) + "-" + read_stat(getppid()).started; }
 

@@ -7,10 +7,10 @@ namespace unisono {
 /// A process, told apart from every other one that ever ran: its number is reused, but not together with its start time,
 /// the host's boot and the pid namespace.
 struct ProcessIdentity {
-  std::string host;       ///< for people
-  std::string place;      ///< boot id and pid namespace: where `pid` means something
+  std::string host;   ///< for people
+  std::string place;  ///< boot id and pid namespace: where `pid` means something
   long pid = 0;
-  std::string started;    ///< clock ticks since boot
+  std::string started;  ///< clock ticks since boot
 
   bool operator==(const ProcessIdentity& other) const {
     return place == other.place && pid == other.pid && started == other.started;

@@ -1,9 +1,9 @@
 #pragma once
 
+#include <unisono/dtype.h>
+
 #include <cstddef>
 #include <span>
-
-#include <unisono/dtype.h>
 
 namespace unisono {
 

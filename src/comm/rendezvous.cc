@@ -15,8 +15,13 @@ constexpr std::chrono::nanoseconds kWritten = std::chrono::seconds(10);     // b
 class Joining {
  public:
   Joining(Store& store, int rank, int size, std::string prefix, std::chrono::nanoseconds timeout)
-      : store_(store), rank_(rank), size_(size), prefix_(std::move(prefix)), timeout_(timeout),
-        deadline_(Clock::now() + timeout), self_(ProcessIdentity::self()) {}
+      : store_(store),
+        rank_(rank),
+        size_(size),
+        prefix_(std::move(prefix)),
+        timeout_(timeout),
+        deadline_(Clock::now() + timeout),
+        self_(ProcessIdentity::self()) {}
 
   std::string run() {
     if (rank_ == 0) {
@@ -30,8 +35,12 @@ class Joining {
 
  private:
   std::string round_key(std::int64_t round) const { return prefix_ + "/round/" + std::to_string(round); }
-  std::string rank_key(std::int64_t round, int rank) const { return round_key(round) + "/rank/" + std::to_string(rank); }
-  std::chrono::nanoseconds left() const { return std::max<std::chrono::nanoseconds>(deadline_ - Clock::now(), std::chrono::nanoseconds(0)); }
+  std::string rank_key(std::int64_t round, int rank) const {
+    return round_key(round) + "/rank/" + std::to_string(rank);
+  }
+  std::chrono::nanoseconds left() const {
+    return std::max<std::chrono::nanoseconds>(deadline_ - Clock::now(), std::chrono::nanoseconds(0));
+  }
 
   ProcessIdentity identity(std::int64_t round, int rank) {
     auto text = store_.get(rank_key(round, rank), std::min(left(), kWritten));
@@ -110,10 +119,11 @@ class Joining {
   }
 
   [[noreturn]] void claimed_twice(std::int64_t round, const ProcessIdentity& other) {
-    const std::string text = "unisono: rank " + std::to_string(rank_) + " of " + std::to_string(size_) + " is claimed by " +
-                             other.shown() + " and by " + self_.shown() +
-                             ". Start each rank once; if one of them is left over from another run, end it or give this "
-                             "run a store of its own (another MASTER_PORT or UNISONO_STORE) or a prefix of its own.";
+    const std::string text =
+        "unisono: rank " + std::to_string(rank_) + " of " + std::to_string(size_) + " is claimed by " + other.shown() +
+        " and by " + self_.shown() +
+        ". Start each rank once; if one of them is left over from another run, end it or give this "
+        "run a store of its own (another MASTER_PORT or UNISONO_STORE) or a prefix of its own.";
     store_.set(round_key(round) + "/failed", text);
     if (round != round_) store_.set(round_key(round_) + "/failed", text);
     throw Error(ErrorCode::invalid_argument, text);
@@ -122,12 +132,13 @@ class Joining {
   [[noreturn]] void report_missing(const std::vector<int>& ranks) {
     std::string list;
     for (int peer : ranks) list += (list.empty() ? "" : ", ") + std::to_string(peer);
-    throw Error(ErrorCode::timeout,
-                "unisono: rank " + std::to_string(rank_) + " waited " +
-                    std::to_string(std::chrono::duration<double>(timeout_).count()).substr(0, 6) + " s for " +
-                    std::to_string(size_) + " ranks: missing rank" + (ranks.size() > 1 ? "s " : " ") + list +
-                    ". Start " + (ranks.size() > 1 ? "them" : "it") +
-                    " with the same store (and UNISONO_JOB and UNISONO_SECRET, where set), lower the world size, or raise start_timeout.");
+    throw Error(ErrorCode::timeout, "unisono: rank " + std::to_string(rank_) + " waited " +
+                                        std::to_string(std::chrono::duration<double>(timeout_).count()).substr(0, 6) +
+                                        " s for " + std::to_string(size_) + " ranks: missing rank" +
+                                        (ranks.size() > 1 ? "s " : " ") + list + ". Start " +
+                                        (ranks.size() > 1 ? "them" : "it") +
+                                        " with the same store (and UNISONO_JOB and UNISONO_SECRET, where set), lower "
+                                        "the world size, or raise start_timeout.");
   }
 
   Store& store_;

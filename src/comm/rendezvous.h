@@ -1,9 +1,9 @@
 #pragma once
 
+#include <unisono/make_group.h>
+
 #include <chrono>
 #include <string>
-
-#include <unisono/make_group.h>
 
 namespace unisono {
 

@@ -1,14 +1,12 @@
+#include <ATen/ATen.h>
 #include <pthread.h>
+#include <unisono/distributed_data_parallel.h>
 
 #include <algorithm>
 #include <exception>
 #include <map>
 #include <set>
 #include <thread>
-
-#include <ATen/ATen.h>
-
-#include <unisono/distributed_data_parallel.h>
 
 #include "comm/c10d/recorded_group.h"
 #include "comm/c10d/tensors.h"
@@ -42,7 +40,8 @@ void require_reducible(const std::vector<NamedTensor>& parameters) {
     any = true;
     if (p.tensor.layout() != at::kStrided || p.tensor.is_meta()) {
       throw Error(ErrorCode::invalid_argument,
-                  "parameter '" + p.name + "' is " + (p.tensor.is_meta() ? "on the meta device" : "not a strided tensor") +
+                  "parameter '" + p.name + "' is " +
+                      (p.tensor.is_meta() ? "on the meta device" : "not a strided tensor") +
                       "; give it real, dense memory before wrapping the module");
     }
     if (!p.tensor.is_leaf()) {
@@ -51,17 +50,19 @@ void require_reducible(const std::vector<NamedTensor>& parameters) {
     wire_type(p.tensor.scalar_type(), "parameter '" + p.name + "'");
   }
   if (!any) {
-    throw Error(ErrorCode::invalid_argument,
-                "no parameter of the module requires grad, so there is nothing to synchronise; use the module as it is");
+    throw Error(
+        ErrorCode::invalid_argument,
+        "no parameter of the module requires grad, so there is nothing to synchronise; use the module as it is");
   }
 }
 
 // What must stay as it is for the reducer's plan and hooks to hold.
 struct Wrapped {
-  explicit Wrapped(const at::Tensor& t) : impl(t.unsafeGetTensorImpl()), options(t.options()), requires_grad(t.requires_grad()) {}
+  explicit Wrapped(const at::Tensor& t)
+      : impl(t.unsafeGetTensorImpl()), options(t.options()), requires_grad(t.requires_grad()) {}
   bool still(const at::Tensor& t) const {
-    return t.unsafeGetTensorImpl() == impl && t.requires_grad() == requires_grad && t.scalar_type() == options.dtype() &&
-           t.device() == options.device();
+    return t.unsafeGetTensorImpl() == impl && t.requires_grad() == requires_grad &&
+           t.scalar_type() == options.dtype() && t.device() == options.device();
   }
   const void* impl;
   at::TensorOptions options;
@@ -72,9 +73,11 @@ void require_unwrapped(const std::vector<NamedTensor>& parameters) {
   for (const NamedTensor& p : parameters) {
     if (!p.tensor.requires_grad() || !is_hooked(p.tensor)) continue;
     throw Error(ErrorCode::invalid_argument,
-                "parameter '" + p.name + "' belongs to another DistributedDataParallel already: the module, or one inside or "
-                "around it, has been wrapped before. Its gradients would be averaged twice; wrap the outermost module once, "
-                "or destroy the other wrapper first.");
+                "parameter '" + p.name +
+                    "' belongs to another DistributedDataParallel already: the module, or one inside or "
+                    "around it, has been wrapped before. Its gradients would be averaged twice; wrap the outermost "
+                    "module once, "
+                    "or destroy the other wrapper first.");
   }
 }
 
@@ -82,7 +85,8 @@ void require_unwrapped(const std::vector<NamedTensor>& parameters) {
 // thread "uni-join": where it stands among the messages of the group itself is not the same on all ranks.
 class ReplayedForward {
  public:
-  explicit ReplayedForward(std::shared_ptr<ProcessGroup> group) : group_(std::move(group)), second_(recorded_companion(group_)) {
+  explicit ReplayedForward(std::shared_ptr<ProcessGroup> group)
+      : group_(std::move(group)), second_(recorded_companion(group_)) {
     if (second_) thread_ = std::thread([this] { run(); });
   }
   ~ReplayedForward() {
@@ -126,14 +130,15 @@ struct DataParallel::State {
   std::function<void(const std::vector<NamedTensor>&)> update;  // the optimizer in backward
   StepInBackwardOptions update_options;
   std::unique_ptr<BufferSync> buffer_sync;
-  int user = 0;               // which of the wrappers on the group
+  int user = 0;                 // which of the wrappers on the group
   std::int64_t buffers_at = 0;  // synchronisations when buffers were last brought; -1: never
 };
 
 DataParallel::DataParallel(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers,
                            std::shared_ptr<ProcessGroup> group, const DistributedDataParallelOptions& options)
     : state_(std::make_unique<State>()) {
-  if (!group) throw Error(ErrorCode::invalid_argument, "DistributedDataParallel needs a process group; see unisono::init()");
+  if (!group)
+    throw Error(ErrorCode::invalid_argument, "DistributedDataParallel needs a process group; see unisono::init()");
   State& s = *state_;
   s.group = std::move(group);
   s.options = options;
@@ -222,8 +227,9 @@ void DataParallel::follow(std::vector<NamedTensor> parameters, std::vector<Named
   if (changed.empty()) return;
   finish_step();
   if (s.reducer->has_unsynchronised()) {
-    throw Error(ErrorCode::invalid_argument, changed + ", while gradients accumulated under no_sync wait for their "
-                                                       "synchronisation; change the module between steps");
+    throw Error(ErrorCode::invalid_argument, changed +
+                                                 ", while gradients accumulated under no_sync wait for their "
+                                                 "synchronisation; change the module between steps");
   }
   std::vector<std::string> entries = describe_model(parameters, buffers, s.options);
   for (const NamedTensor& p : fresh) entries.push_back("new since the module was wrapped: '" + p.name + "'");
@@ -336,7 +342,8 @@ bool DataParallel::has_unsynchronised_gradients() const { return state_->reducer
 void DataParallel::require_synchronised() const {
   if (!has_unsynchronised_gradients() || state_->group->size() == 1) return;
   throw Error(ErrorCode::invalid_argument,
-              "an optimizer step on gradients that were accumulated under no_sync and not averaged since: the replicas would drift "
+              "an optimizer step on gradients that were accumulated under no_sync and not averaged since: the replicas "
+              "would drift "
               "apart. Run the last backward of the step outside of no_sync, or call sync_grads() before the step.");
 }
 

@@ -1,12 +1,12 @@
 #include "nn/model_digest.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <set>
 #include <sstream>
-
-#include <ATen/ATen.h>
 
 #include "base/sha256.h"
 

@@ -16,7 +16,8 @@ std::vector<std::string> describe_model(const std::vector<NamedTensor>& paramete
 
 /// *Collective*. *Blocks*. *Throws* `mismatch` naming the first entry that differs and both sides, the same text on all
 /// ranks. `what`: the name of its messages, for ranks that do not come and call something else.
-void require_same_model(const std::vector<std::string>& entries, ProcessGroup& group, const char* what = "model digest");
+void require_same_model(const std::vector<std::string>& entries, ProcessGroup& group,
+                        const char* what = "model digest");
 
 /// The name of the messages that follow a change of `parameter`, for as long as the process lives: errors may tell it late.
 const char* name_of_change(const std::string& parameter);

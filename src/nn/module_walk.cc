@@ -1,7 +1,6 @@
 #include "nn/module_walk.h"
 
 #include <torch/nn/modules/embedding.h>
-
 #include <unisono/distributed_data_parallel.h>
 
 namespace unisono {
@@ -28,7 +27,8 @@ std::vector<std::string> sparse_parameters_of(const torch::nn::Module& module) {
   return names;
 }
 
-DistributedDataParallelOptions with_sparse_parameters(DistributedDataParallelOptions options, const torch::nn::Module& module) {
+DistributedDataParallelOptions with_sparse_parameters(DistributedDataParallelOptions options,
+                                                      const torch::nn::Module& module) {
   for (std::string& name : sparse_parameters_of(module)) options.sparse_parameters.push_back(std::move(name));
   return options;
 }

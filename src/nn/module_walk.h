@@ -1,11 +1,10 @@
 #pragma once
 
+#include <torch/nn/module.h>
+#include <unisono/named_tensor.h>
+
 #include <string>
 #include <vector>
-
-#include <torch/nn/module.h>
-
-#include <unisono/named_tensor.h>
 
 namespace unisono {
 

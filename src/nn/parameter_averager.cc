@@ -1,8 +1,7 @@
-#include <numeric>
-
 #include <ATen/ATen.h>
-
 #include <unisono/parameter_averager.h>
+
+#include <numeric>
 
 #include "comm/c10d/tensors.h"
 #include "reducer/bucket_plan.h"
@@ -37,7 +36,8 @@ void ParameterAverager::average() {
   at::NoGradGuard no_grad;
   std::vector<GradientSpec> specs;
   for (const NamedTensor& p : parameters_) {
-    specs.push_back({p.tensor.nbytes(), wire_type(p.tensor.scalar_type(), "parameter '" + p.name + "'").dtype, place_of(p.tensor)});
+    specs.push_back(
+        {p.tensor.nbytes(), wire_type(p.tensor.scalar_type(), "parameter '" + p.name + "'").dtype, place_of(p.tensor)});
   }
   std::vector<std::size_t> order(parameters_.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -47,7 +47,8 @@ void ParameterAverager::average() {
   options.tag.what = "parameters";
   for (const BucketSpec& bucket : plan_buckets(specs, order, {cap, cap})) {
     std::vector<at::Tensor> flat;
-    for (std::size_t i : bucket.members) flat.push_back(real_view(parameters_[i].tensor.detach().contiguous()).flatten());
+    for (std::size_t i : bucket.members)
+      flat.push_back(real_view(parameters_[i].tensor.detach().contiguous()).flatten());
     at::Tensor packed = at::cat(flat);
     group_->all_reduce(buffer_of(packed, "parameters"), options).wait();
     std::int64_t at = 0;

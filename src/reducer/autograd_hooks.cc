@@ -1,16 +1,16 @@
 // The only file that touches autograd's internals, which change between torch releases. Written against torch 2.13.
 #include "reducer/autograd_hooks.h"
 
-#include <cstddef>
-#include <unordered_map>
-#include <unordered_set>
-
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include <cstddef>
+#include <unordered_map>
+#include <unordered_set>
 
 namespace unisono {
 namespace {
@@ -122,8 +122,8 @@ BackwardContext current_backward() {
   // The exported function gives the address of a member of the running GraphTask; the task's depth lies beside it.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Winvalid-offsetof"
-  const auto* task = reinterpret_cast<const GraphTask*>(reinterpret_cast<const char*>(exec_info) -
-                                                        offsetof(GraphTask, exec_info_));
+  const auto* task =
+      reinterpret_cast<const GraphTask*>(reinterpret_cast<const char*>(exec_info) - offsetof(GraphTask, exec_info_));
 #pragma GCC diagnostic pop
   return {task->reentrant_depth_, torch::autograd::get_current_graph_task_id()};
 }
@@ -158,8 +158,8 @@ std::unique_ptr<at::ObserverContext> on_backward_node(const at::RecordFunction&)
 
 std::shared_ptr<void> watch_outer_backward(int depth, std::function<void()> reached) {
   auto* watch = new Watch{depth, std::move(reached)};
-  watch->handle = at::addGlobalCallback(
-      at::RecordFunctionCallback(&on_backward_node).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  watch->handle =
+      at::addGlobalCallback(at::RecordFunctionCallback(&on_backward_node).scopes({at::RecordScope::BACKWARD_FUNCTION}));
   active_watch = watch;
   return std::shared_ptr<void>(watch, [](void* p) {
     auto* w = static_cast<Watch*>(p);

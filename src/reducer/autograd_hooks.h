@@ -1,13 +1,12 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <unisono/error.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
-
-#include <unisono/error.h>
 
 namespace unisono {
 

@@ -28,8 +28,9 @@ int PerRank::of(int rank) const {
 }
 
 std::vector<std::vector<std::uint64_t>*> BackwardMessage::all() {
-  return {&abandoned.words(), &produced.words(),        &late.words(),      &silent.words(), &observed.words(), &joined.words(),
-          &nonfinite.words(), &nonfinite_ranks.words(), &backwards.words(), &replicas};
+  return {&abandoned.words(), &produced.words(), &late.words(),      &silent.words(),
+          &observed.words(),  &joined.words(),   &nonfinite.words(), &nonfinite_ranks.words(),
+          &backwards.words(), &replicas};
 }
 
 void BackwardMessage::write(ControlRecord& record) {

@@ -1,10 +1,10 @@
 #pragma once
 
+#include <unisono/control_record.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
-
-#include <unisono/control_record.h>
 
 namespace unisono {
 
@@ -56,15 +56,15 @@ struct BackwardMessage {
         backwards(world_size),
         replicas(static_cast<std::size_t>(world_size)) {}
 
-  Bitmap abandoned;  ///< ranks that threw in this backward
-  Bitmap produced;   ///< parameters with a gradient since the last synchronisation
-  Bitmap late;       ///< parameters with a gradient that came after their bucket had left
-  Bitmap silent;     ///< parameters without a gradient
-  Bitmap observed;         ///< one bit: rank 0 has seen in which order gradients become ready
-  Bitmap joined;           ///< ranks that have no more inputs
-  Bitmap nonfinite;        ///< parameters whose gradient held an infinity or NaN on some rank ...
-  Bitmap nonfinite_ranks;  ///< ... and which ranks
-  PerRank backwards;       ///< how many backwards a rank sums up; 0: it does not say
+  Bitmap abandoned;                     ///< ranks that threw in this backward
+  Bitmap produced;                      ///< parameters with a gradient since the last synchronisation
+  Bitmap late;                          ///< parameters with a gradient that came after their bucket had left
+  Bitmap silent;                        ///< parameters without a gradient
+  Bitmap observed;                      ///< one bit: rank 0 has seen in which order gradients become ready
+  Bitmap joined;                        ///< ranks that have no more inputs
+  Bitmap nonfinite;                     ///< parameters whose gradient held an infinity or NaN on some rank ...
+  Bitmap nonfinite_ranks;               ///< ... and which ranks
+  PerRank backwards;                    ///< how many backwards a rank sums up; 0: it does not say
   std::vector<std::uint64_t> replicas;  ///< a sample of each rank's parameters; 0: it does not say
 
   void write(ControlRecord& record);

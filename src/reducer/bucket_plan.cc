@@ -1,12 +1,12 @@
 #include "reducer/bucket_plan.h"
 
+#include <unisono/error.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <string>
 #include <tuple>
-
-#include <unisono/error.h>
 
 namespace unisono {
 

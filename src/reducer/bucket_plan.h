@@ -1,14 +1,14 @@
 #pragma once
 
+#include <unisono/buffer.h>
+#include <unisono/options.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <vector>
-
-#include <unisono/buffer.h>
-#include <unisono/options.h>
 
 namespace unisono {
 

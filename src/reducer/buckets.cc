@@ -1,8 +1,8 @@
 #include "reducer/buckets.h"
 
-#include <map>
-
 #include <ATen/ATen.h>
+
+#include <map>
 
 #include "comm/c10d/tensors.h"
 

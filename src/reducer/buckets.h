@@ -1,12 +1,11 @@
 #pragma once
 
-#include <memory>
-#include <vector>
-
 #include <ATen/core/Tensor.h>
-
 #include <unisono/process_group.h>
 #include <unisono/stats.h>
+
+#include <memory>
+#include <vector>
 
 #include "reducer/bucket_plan.h"
 #include "reducer/gradient_slot.h"
@@ -21,7 +20,7 @@ struct Bucket {
   bool launched = false;
   bool ended = false;
   Work work;
-  at::Tensor flat;     ///< the same memory, as a transform sees it
+  at::Tensor flat;  ///< the same memory, as a transform sees it
   BucketStats stats;
 };
 
@@ -34,7 +33,9 @@ class Buckets {
 
   std::vector<Bucket>& all() { return buckets_; }
   /// Null for a gradient that travels in no bucket (a sparse one).
-  Bucket* of(std::size_t slot) { return bucket_of_[slot] < 0 ? nullptr : &buckets_[static_cast<std::size_t>(bucket_of_[slot])]; }
+  Bucket* of(std::size_t slot) {
+    return bucket_of_[slot] < 0 ? nullptr : &buckets_[static_cast<std::size_t>(bucket_of_[slot])];
+  }
 
  private:
   std::vector<Bucket> buckets_;

@@ -10,7 +10,8 @@ inline at::Tensor densified(const at::Tensor& gradient) {
   const at::Tensor plain = gradient.detach();
   if (plain.layout() == at::kStrided) return plain;
   if (plain.layout() != at::kSparse) return plain.to_dense();
-  return at::sparse_coo_tensor(plain._indices(), plain._values().clone(at::MemoryFormat::Contiguous), plain.sizes()).to_dense();
+  return at::sparse_coo_tensor(plain._indices(), plain._values().clone(at::MemoryFormat::Contiguous), plain.sizes())
+      .to_dense();
 }
 
 }  // namespace unisono

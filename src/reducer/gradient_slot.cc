@@ -1,9 +1,9 @@
 #include "reducer/gradient_slot.h"
 
-#include <cstring>
-
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+
+#include <cstring>
 
 #include "reducer/densify.h"
 

@@ -1,11 +1,11 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
-
-#include <ATen/core/Tensor.h>
 
 #include "reducer/bucket_plan.h"
 #include "reducer/torch_types.h"
@@ -91,7 +91,7 @@ class GradientSlot {
   bool as_view_;
   bool sparse_;
   at::ScalarType type_;  // in the bucket
-  bool plain_ = false;  // place and parameter are contiguous CPU memory: memcpy will do
+  bool plain_ = false;   // place and parameter are contiguous CPU memory: memcpy will do
   bool late_ = false;
   at::Tensor view_;    // the place in the bucket
   at::Tensor hidden_;  // `.grad` while a late gradient is accumulated

@@ -1,10 +1,10 @@
 #include "reducer/launcher.h"
 
-#include <iterator>
-#include <string>
-
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
+
+#include <iterator>
+#include <string>
 
 #include "comm/c10d/tensors.h"
 
@@ -22,8 +22,14 @@ AllReduceOptions Averaging::options() const {
 
 // Literals, for a tag may be read when the wrapper is gone. Nobody has more wrappers on a group than that in one step.
 const char* Launcher::name_of_messages(int user) {
-  constexpr const char* kNames[] = {"gradients",           "gradients, wrapper 1", "gradients, wrapper 2", "gradients, wrapper 3",
-                                    "gradients, wrapper 4", "gradients, wrapper 5", "gradients, wrapper 6", "gradients, wrapper 7"};
+  constexpr const char* kNames[] = {"gradients",
+                                    "gradients, wrapper 1",
+                                    "gradients, wrapper 2",
+                                    "gradients, wrapper 3",
+                                    "gradients, wrapper 4",
+                                    "gradients, wrapper 5",
+                                    "gradients, wrapper 6",
+                                    "gradients, wrapper 7"};
   return kNames[user % std::ssize(kNames)];
 }
 

@@ -1,11 +1,11 @@
 #pragma once
 
+#include <unisono/process_group.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
-
-#include <unisono/process_group.h>
 
 #include "reducer/buckets.h"
 #include "reducer/timeline.h"

@@ -1,9 +1,9 @@
 #pragma once
 
+#include <unisono/process_group.h>
+
 #include <cstdint>
 #include <vector>
-
-#include <unisono/process_group.h>
 
 #include "reducer/backward_message.h"
 

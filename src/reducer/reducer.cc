@@ -1,8 +1,8 @@
 #include "reducer/reducer.h"
 
-#include <utility>
-
 #include <ATen/ATen.h>
+
+#include <utility>
 
 namespace unisono {
 
@@ -57,8 +57,9 @@ void Reducer::set_transform(std::shared_ptr<GradientTransform> transform) {
   std::lock_guard lock(mutex_);
   drain();
   if (phase_ != Phase::idle || window_backwards_ > 0) {
-    throw Error(ErrorCode::invalid_argument,
-                "a gradient transform is set while gradients are being accumulated; set it before a step's first backward");
+    throw Error(
+        ErrorCode::invalid_argument,
+        "a gradient transform is set while gradients are being accumulated; set it before a step's first backward");
   }
   require_overlappable(update_options_, transform != nullptr);
   launcher_.pipeline().use(std::move(transform));
@@ -70,13 +71,16 @@ void Reducer::set_update(Update update, StepInBackwardOptions options) {
   require_overlappable(options, launcher_.transforms());
   if (phase_ != Phase::idle || window_backwards_ > 0) {
     throw Error(ErrorCode::invalid_argument,
-                "an optimizer is put into backward while gradients are being accumulated; do it before a step's first backward");
+                "an optimizer is put into backward while gradients are being accumulated; do it before a step's first "
+                "backward");
   }
   for (const GradientSlot& slot : slots_) {
     if (!update || !has_post_accumulate_hook(slot.parameter())) continue;
-    throw Error(ErrorCode::invalid_argument,
-                "parameter '" + slot.name() + "' has a post-accumulate hook, which sees this rank's gradient before it is "
-                "averaged and would find none after the optimizer's step; remove it to let the optimizer step in backward");
+    throw Error(
+        ErrorCode::invalid_argument,
+        "parameter '" + slot.name() +
+            "' has a post-accumulate hook, which sees this rank's gradient before it is "
+            "averaged and would find none after the optimizer's step; remove it to let the optimizer step in backward");
   }
   update_ = std::move(update);
   update_options_ = std::move(options);
@@ -108,8 +112,9 @@ void Reducer::check_frozen() const {
   for (const NamedTensor& p : options_.frozen) {
     if (!p.tensor.requires_grad()) continue;
     throw Error(ErrorCode::invalid_argument,
-                "parameter '" + p.name + "' did not require grad when the module was wrapped and does now, but no forward went "
-                "through the wrapper since; call the wrapper, not the module inside, after unfreezing");
+                "parameter '" + p.name +
+                    "' did not require grad when the module was wrapped and does now, but no forward went "
+                    "through the wrapper since; call the wrapper, not the module inside, after unfreezing");
   }
 }
 

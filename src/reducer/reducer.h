@@ -1,5 +1,9 @@
 #pragma once
 
+#include <ATen/ThreadLocalState.h>
+#include <unisono/distributed_data_parallel.h>
+#include <unisono/process_group.h>
+
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -8,11 +12,6 @@
 #include <optional>
 #include <string>
 #include <vector>
-
-#include <ATen/ThreadLocalState.h>
-
-#include <unisono/distributed_data_parallel.h>
-#include <unisono/process_group.h>
 
 #include "reducer/autograd_hooks.h"
 #include "reducer/backward_message.h"
@@ -45,10 +44,10 @@ class Reducer final : public GradientListener {
     bool check_replicas = false;
     std::optional<at::ScalarType> travels_as = std::nullopt;
     std::int64_t first_step = 0;
-    int user = 0;  // see ProcessGroup::number_user
+    int user = 0;                          // see ProcessGroup::number_user
     std::vector<NamedTensor> frozen = {};  // the model's other parameters: must not require grad in a backward
-    std::vector<bool> sparse = {};   // per parameter; empty: none
-    std::vector<bool> delayed = {};  // likewise: in the last buckets
+    std::vector<bool> sparse = {};         // per parameter; empty: none
+    std::vector<bool> delayed = {};        // likewise: in the last buckets
     std::function<void(const Error&)> rethrow = nullptr;  // may throw another exception in an error's place
   };
 
@@ -102,7 +101,7 @@ class Reducer final : public GradientListener {
   enum class Event { first_hook, by_hand, leave_rest, end, failure };
   void transition(Event event);
 
-  void enter();                                // a hook fires: arms, or follows a backward to its outer one
+  void enter();  // a hook fires: arms, or follows a backward to its outer one
   void arm(const BackwardContext& context);
   void queue_end(const BackwardContext& context);
   void reached_end(std::int64_t backward, int depth);
@@ -116,8 +115,8 @@ class Reducer final : public GradientListener {
   void remember_versions();
   [[noreturn]] void refuse_mixed_weights() const;
   void check_frozen() const;
-  void reduce_by_hand();                       // a synchronisation without a backward
-  void begin_reduction();                      // every bucket expects its gradients again
+  void reduce_by_hand();   // a synchronisation without a backward
+  void begin_reduction();  // every bucket expects its gradients again
   void mark_ready(std::size_t index);
   void launch_next(bool withhold);
   void give_to_transform();
@@ -126,7 +125,7 @@ class Reducer final : public GradientListener {
   bool overlaps_forward() const { return update_ && update_options_.overlap_forward && !by_hand_ && !join_.on; }
   void require_overlappable(const StepInBackwardOptions& options, bool transforms) const;
   void leave_rest_to_forward();
-  void used(std::size_t watched);              // an operator is about to get a parameter, or a bucket's memory
+  void used(std::size_t watched);  // an operator is about to get a parameter, or a bucket's memory
   void drain();
   void raise_late_error();
   void bucket_ended(std::size_t index);
@@ -173,12 +172,12 @@ class Reducer final : public GradientListener {
   int ending_depth_ = 0;       // the least depth at which an Ending waits
   std::int64_t newest_id_ = -1;
   std::shared_ptr<void> watch_;
-  Bitmap ready_;   // the hook fired in this backward, with or without a gradient
-  Bitmap fresh_;   // a gradient came in this backward
-  Bitmap updated_; // ... and has been used up already
+  Bitmap ready_;    // the hook fired in this backward, with or without a gradient
+  Bitmap fresh_;    // a gradient came in this backward
+  Bitmap updated_;  // ... and has been used up already
   std::size_t fresh_count_ = 0;
   bool by_hand_ = false;  // sync_grads: no backward of its own
-  bool void_ = false;  // the loss of this backward has weight 0: it contributes exact zeros, even if it computes NaN
+  bool void_ = false;     // the loss of this backward has weight 0: it contributes exact zeros, even if it computes NaN
   BackwardMessage message_;
   std::int64_t gradients_end_ns_ = 0;
 
@@ -195,11 +194,11 @@ class Reducer final : public GradientListener {
   Averaging averaging_;
   std::optional<double> pending_weight_;  // of a backward that has not reached a parameter yet
   std::int64_t pending_id_ = 0;
-  double backward_weight_ = 0;            // of this backward
+  double backward_weight_ = 0;                  // of this backward
   std::vector<std::uint32_t> window_versions_;  // of the gradients after the last backward of a weighted window
   int window_backwards_ = 0;
   int accumulated_ = 0;  // backwards that ended well without a synchronisation
-  Bitmap opened_;  // had their first gradient of a weighted window
+  Bitmap opened_;        // had their first gradient of a weighted window
   std::int64_t step_ = 0;
   std::int64_t synchronisations_ = 0;
 
@@ -208,7 +207,7 @@ class Reducer final : public GradientListener {
     bool on = false;
     bool by_active = false;
     bool end_early = false;
-    bool shadow = false;  // this rank has no more inputs
+    bool shadow = false;    // this rank has no more inputs
     bool weighted = false;  // as the last step was
   };
   Join join_;

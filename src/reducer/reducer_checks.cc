@@ -17,11 +17,12 @@ void Reducer::note_nonfinite(const Bucket& bucket) {
 
 void Reducer::check_verdict(const BackwardMessage& verdict) const {
   if (verdict.abandoned.any()) {
-    throw Error(ErrorCode::mismatch,
-                "rank " + verdict.abandoned.list() + " threw in its backward of step " + std::to_string(step_) +
-                    "; rank " + std::to_string(group_->rank()) +
-                    " has no averaged gradients for this step. See the error of that rank; call zero_grad() and run the "
-                    "step again on all ranks, or stop.");
+    throw Error(
+        ErrorCode::mismatch,
+        "rank " + verdict.abandoned.list() + " threw in its backward of step " + std::to_string(step_) + "; rank " +
+            std::to_string(group_->rank()) +
+            " has no averaged gradients for this step. See the error of that rank; call zero_grad() and run the "
+            "step again on all ranks, or stop.");
   }
   check_accumulation(verdict);
   check_replicas(verdict);
@@ -49,12 +50,13 @@ void Reducer::check_accumulation(const BackwardMessage& verdict) const {
     if (first < 0) first = r;
     const int before = verdict.backwards.of(first);
     if (before == count) continue;
-    throw Error(ErrorCode::mismatch,
-                "rank " + std::to_string(first) + " sums " + std::to_string(before) + " backwards in step " +
-                    std::to_string(step_) + ", rank " + std::to_string(r) + " sums " + std::to_string(count) +
-                    ": their mean is the gradient of no batch. Enter no_sync for the same backwards on every rank; where "
-                    "ranks accumulate different numbers of micro-batches on purpose, wrap their losses in weight(loss, n), "
-                    "or set uneven_accumulation.");
+    throw Error(
+        ErrorCode::mismatch,
+        "rank " + std::to_string(first) + " sums " + std::to_string(before) + " backwards in step " +
+            std::to_string(step_) + ", rank " + std::to_string(r) + " sums " + std::to_string(count) +
+            ": their mean is the gradient of no batch. Enter no_sync for the same backwards on every rank; where "
+            "ranks accumulate different numbers of micro-batches on purpose, wrap their losses in weight(loss, n), "
+            "or set uneven_accumulation.");
   }
 }
 
@@ -78,11 +80,12 @@ void Reducer::name_first_difference() const {
   for (std::size_t i = 0; i < n; ++i) {
     for (std::size_t r = 1; r < world; ++r) {
       if (all[r * n + i] == all[i]) continue;
-      throw Error(ErrorCode::mismatch,
-                  "the replicas have drifted apart before step " + std::to_string(step_) + ": parameter '" +
-                      slots_[i].name() + "' differs between rank 0 and rank " + std::to_string(r) +
-                      ". Every rank must start from the same state and take the same optimizer steps: compare learning rates, "
-                      "loss scales, clipping, and steps that one rank leaves out. check_replicas = false lets it pass.");
+      throw Error(
+          ErrorCode::mismatch,
+          "the replicas have drifted apart before step " + std::to_string(step_) + ": parameter '" + slots_[i].name() +
+              "' differs between rank 0 and rank " + std::to_string(r) +
+              ". Every rank must start from the same state and take the same optimizer steps: compare learning rates, "
+              "loss scales, clipping, and steps that one rank leaves out. check_replicas = false lets it pass.");
     }
   }
   throw Error(ErrorCode::internal, "samples of the replicas differ but their bits do not; please report this");

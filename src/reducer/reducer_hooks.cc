@@ -1,7 +1,7 @@
 // The reducer as autograd sees it: which backward a hook belongs to, where a gradient goes, when a backward has ended.
-#include <algorithm>
-
 #include <ATen/ATen.h>
+
+#include <algorithm>
 
 #include "reducer/reducer.h"
 
@@ -50,10 +50,11 @@ at::Tensor Reducer::before_accumulate(std::size_t index, const at::Tensor& gradi
   const at::Tensor& used = void_ ? at::zeros_like(gradient) : gradient;
   if (late) {
     if (updates_early()) {
-      throw Error(ErrorCode::invalid_argument,
-                  "a gradient of parameter '" + slot.name() + "' came in step " + std::to_string(step_) +
-                      " after its bucket had been averaged and its optimizer had stepped: it is used several times in one "
-                      "backward. Give the optimizer max_norm (infinity clips nothing), so that it steps at the end.");
+      throw Error(
+          ErrorCode::invalid_argument,
+          "a gradient of parameter '" + slot.name() + "' came in step " + std::to_string(step_) +
+              " after its bucket had been averaged and its optimizer had stepped: it is used several times in one "
+              "backward. Give the optimizer max_norm (infinity clips nothing), so that it steps at the end.");
     }
     message_.late.set(index);
     slot.begin_late();

@@ -49,7 +49,8 @@ void Reducer::follow_joined(const BackwardMessage& verdict) {
   if (lowest >= 0) authority_ = lowest;
   join_.weighted = averaging_.weighted;
   if (!join_.end_early || !verdict.joined.any() || all_joined_) return;
-  throw Error(ErrorCode::mismatch, "rank " + verdict.joined.list() + " has no more inputs in step " + std::to_string(step_) +
+  throw Error(ErrorCode::mismatch, "rank " + verdict.joined.list() + " has no more inputs in step " +
+                                       std::to_string(step_) +
                                        ", and join was asked to end there (throw_on_early_termination)");
 }
 

@@ -1,8 +1,8 @@
 // The reducer as its peers see it: which buckets leave when, what the last message says, how a backward ends well or not.
+#include <ATen/ATen.h>
+
 #include <optional>
 #include <utility>
-
-#include <ATen/ATen.h>
 
 #include "comm/c10d/recorded_group.h"
 #include "reducer/reducer.h"
@@ -85,8 +85,8 @@ void Reducer::launch_next(bool withhold) {
   }
   const BucketStats& stats = bucket.stats;
   if (timeline_.tracing() && stats.first_ready_ns != 0) {
-    timeline_.record({"bucket " + std::to_string(stats.bucket), "buckets", stats.first_ready_ns, stats.launched_ns, step_,
-                      stats.bucket});
+    timeline_.record({"bucket " + std::to_string(stats.bucket), "buckets", stats.first_ready_ns, stats.launched_ns,
+                      step_, stats.bucket});
   }
 }
 
@@ -135,9 +135,11 @@ void Reducer::complete_reduction() {
     follow_joined(verdict);
     check_verdict(verdict);
     if (launcher_.corrected() && updates_early()) {
-      throw Error(ErrorCode::invalid_argument,
-                  "a backward of several weighted losses reached parameters before all weights, so that optimizers have stepped on "
-                  "gradients divided by too little; differentiate the losses one by one, or give step_in_backward max_norm");
+      throw Error(
+          ErrorCode::invalid_argument,
+          "a backward of several weighted losses reached parameters before all weights, so that optimizers have "
+          "stepped on "
+          "gradients divided by too little; differentiate the losses one by one, or give step_in_backward max_norm");
     }
     if (verdict.late.any()) reduce_late(verdict);
     if (!options_.sparse.empty()) reduce_sparse(verdict);

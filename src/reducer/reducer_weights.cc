@@ -1,8 +1,8 @@
 // True denominators: what a weight belongs to, and what a window of weighted backwards may not have done to it.
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <cmath>
-
-#include <ATen/ATen.h>
 
 #include "reducer/reducer.h"
 
@@ -63,8 +63,9 @@ void Reducer::forget_pending_weight(std::int64_t pending) {
 
 void Reducer::refuse_mixed_weights() const {
   throw Error(ErrorCode::invalid_argument,
-              "step " + std::to_string(step_) + " has backwards (or losses of one backward) with a weight and without; wrap every "
-              "micro-batch's loss in weight(loss, n), or none");
+              "step " + std::to_string(step_) +
+                  " has backwards (or losses of one backward) with a weight and without; wrap every "
+                  "micro-batch's loss in weight(loss, n), or none");
 }
 
 void Reducer::commit_weight() {
@@ -89,9 +90,11 @@ void Reducer::watch_window() {
   // something else on each rank.
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     if (window_versions_[i] == slots_[i].version()) continue;
-    throw Error(ErrorCode::invalid_argument,
-                "the gradient of parameter '" + slots_[i].name() + "' was changed between two backwards of a step with weights; "
-                "change gradients after the synchronisation, or clear all of them (to None) to begin the step anew");
+    throw Error(
+        ErrorCode::invalid_argument,
+        "the gradient of parameter '" + slots_[i].name() +
+            "' was changed between two backwards of a step with weights; "
+            "change gradients after the synchronisation, or clear all of them (to None) to begin the step anew");
   }
 }
 

@@ -1,9 +1,9 @@
 #include "reducer/replica_sample.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 #include <cstring>
-
-#include <ATen/ATen.h>
 
 namespace unisono {
 namespace {

@@ -1,8 +1,8 @@
 #include "reducer/sparse_gradients.h"
 
-#include <algorithm>
-
 #include <ATen/ATen.h>
+
+#include <algorithm>
 
 #include "comm/c10d/tensors.h"
 #include "reducer/densify.h"
@@ -50,9 +50,7 @@ at::Tensor padded(const at::Tensor& tensor, std::int64_t dim, std::int64_t lengt
   return out;
 }
 
-at::Tensor divided(at::Tensor sum, double divisor) {
-  return divisor > 0 ? sum.div_(divisor) : sum.mul_(0);
-}
+at::Tensor divided(at::Tensor sum, double divisor) { return divisor > 0 ? sum.div_(divisor) : sum.mul_(0); }
 
 at::Tensor average_dense(const SparseGradient& entry, double divisor, Gatherer& gather) {
   at::Tensor dense = at::zeros(entry.parameter.sizes(), entry.parameter.options().requires_grad(false));
@@ -87,8 +85,8 @@ at::Tensor average_rows(const SparseGradient& entry, at::Tensor mine, const std:
 
 }  // namespace
 
-std::vector<at::Tensor> average_sparse(const std::vector<SparseGradient>& gradients, double divisor, ProcessGroup& group,
-                                       std::int64_t step, std::size_t& bytes) {
+std::vector<at::Tensor> average_sparse(const std::vector<SparseGradient>& gradients, double divisor,
+                                       ProcessGroup& group, std::int64_t step, std::size_t& bytes) {
   at::NoGradGuard no_grad;
   Gatherer gather(group, step, bytes);
   std::vector<at::Tensor> mine;

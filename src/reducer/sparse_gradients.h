@@ -1,11 +1,10 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <unisono/process_group.h>
+
 #include <cstdint>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
-
-#include <unisono/process_group.h>
 
 namespace unisono {
 
@@ -19,7 +18,7 @@ struct SparseGradient {
 /// Indices and values are gathered, padded to the longest rank's, and added in one order on all ranks (torch's, of equal indices). Where some rank's gradient is
 /// dense, so is the sum. `bytes` grows by what this rank handed to collectives.
 /// *Collective*. *Blocks*.
-std::vector<at::Tensor> average_sparse(const std::vector<SparseGradient>& gradients, double divisor, ProcessGroup& group,
-                                       std::int64_t step, std::size_t& bytes);
+std::vector<at::Tensor> average_sparse(const std::vector<SparseGradient>& gradients, double divisor,
+                                       ProcessGroup& group, std::int64_t step, std::size_t& bytes);
 
 }  // namespace unisono

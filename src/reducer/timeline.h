@@ -1,14 +1,13 @@
 #pragma once
 
+#include <time.h>
+#include <unisono/stats.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <time.h>
-
-#include <unisono/stats.h>
 
 namespace unisono {
 

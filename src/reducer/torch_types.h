@@ -1,10 +1,9 @@
 #pragma once
 
-#include <string>
-
 #include <ATen/core/Tensor.h>
-
 #include <unisono/buffer.h>
+
+#include <string>
 
 namespace unisono {
 

@@ -1,8 +1,8 @@
 #include "reducer/transform_pipeline.h"
 
-#include <string>
-
 #include <ATen/ATen.h>
+
+#include <string>
 
 #include "comm/c10d/tensors.h"
 
@@ -54,9 +54,9 @@ void TransformPipeline::guarded(int bucket, Body body) {
   } catch (const std::exception& error) {
     what = error.what();
   }
-  const Error cause(ErrorCode::invalid_argument, "rank " + std::to_string(group_.rank()) + ": the gradient transform '" +
-                                                     transform_->name() + "' failed in bucket " + std::to_string(bucket) +
-                                                     ": " + what);
+  const Error cause(ErrorCode::invalid_argument, "rank " + std::to_string(group_.rank()) +
+                                                     ": the gradient transform '" + transform_->name() +
+                                                     "' failed in bucket " + std::to_string(bucket) + ": " + what);
   group_.abort(cause);
   throw cause;
 }
@@ -79,7 +79,8 @@ void TransformPipeline::start(GradientBucket bucket) {
     }
   }
   const CallTag tag{bucket.step, bucket.index, "gradients"};
-  Flight& flight = flights_.emplace_back(Flight{bucket.index, std::make_unique<GradientChannel>(group_, tag), std::nullopt});
+  Flight& flight =
+      flights_.emplace_back(Flight{bucket.index, std::make_unique<GradientChannel>(group_, tag), std::nullopt});
   guarded(flight.bucket, [&] {
     flight.task.emplace(transform_->run(std::move(bucket), *flight.channel));
     flight.task->rethrow();

@@ -1,12 +1,12 @@
 #pragma once
 
+#include <unisono/gradient_transform.h>
+
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <optional>
 #include <vector>
-
-#include <unisono/gradient_transform.h>
 
 #include "reducer/buckets.h"
 #include "reducer/timeline.h"

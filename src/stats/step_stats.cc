@@ -1,7 +1,7 @@
+#include <unisono/stats.h>
+
 #include <algorithm>
 #include <cstdio>
-
-#include <unisono/stats.h>
 
 namespace unisono {
 

@@ -152,9 +152,7 @@ void chaos(const Transport& transport, ProcessGroup& group, std::uint64_t seed, 
 TEST_P(Contract, Chaos) {
   for (int size : world_sizes(GetParam())) {
     for (std::uint64_t seed : {1, 2}) {
-      run_ranks(GetParam(), size, [&](ProcessGroup& group) {
-        chaos(GetParam(), group, seed, kSanitized ? 100 : 400);
-      });
+      run_ranks(GetParam(), size, [&](ProcessGroup& group) { chaos(GetParam(), group, seed, kSanitized ? 100 : 400); });
     }
   }
 }

@@ -110,7 +110,8 @@ Call reduce_scatter(std::size_t count) {
 std::string elements(std::initializer_list<int> counts) {
   std::string any;
   for (int n : counts) {
-    for (const char* words : {" elements", " x f32", " f32"}) any += (any.empty() ? "" : "|") + std::to_string(n) + words;
+    for (const char* words : {" elements", " x f32", " f32"})
+      any += (any.empty() ? "" : "|") + std::to_string(n) + words;
   }
   return any;
 }

@@ -93,7 +93,8 @@ TEST_P(Contract, TwoGroupsInOppositeOrders) {
       run_ranks(GetParam(), size, 2, [&](const auto& groups) {
         const bool swapped = groups[0]->rank() % 2 == 1;
         for (std::uint64_t k = 0; k < 20; ++k) {
-          Flight flights[2] = {start(GetParam(), *groups[0], 3000, 2 * k), start(GetParam(), *groups[1], 500, 2 * k + 1)};
+          Flight flights[2] = {start(GetParam(), *groups[0], 3000, 2 * k),
+                               start(GetParam(), *groups[1], 500, 2 * k + 1)};
           const std::size_t first_call = swapped && calls_too ? 1 : 0, first_wait = swapped ? 1 : 0;
           for (std::size_t g : {first_call, 1 - first_call}) {
             flights[g].work = groups[g]->all_reduce(buffer_of(flights[g].data, Dtype::f32));

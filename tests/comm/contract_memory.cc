@@ -85,7 +85,8 @@ TEST_P(Contract, MemoryOutlivesTheGroup) {
     kept[static_cast<std::size_t>(group.rank())] = memory;
   });
   for (Buffer& memory : kept) {
-    if (GetParam().own_rank >= 0 && &memory != &kept[static_cast<std::size_t>(GetParam().own_rank) % kept.size()]) continue;
+    if (GetParam().own_rank >= 0 && &memory != &kept[static_cast<std::size_t>(GetParam().own_rank) % kept.size()])
+      continue;
     if (GetParam().own_rank >= size) continue;
     ASSERT_NE(nullptr, memory.data);
     std::fill_n(static_cast<unsigned char*>(memory.data), memory.count, 1);

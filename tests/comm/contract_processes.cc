@@ -38,7 +38,8 @@ void die_at_once(const Transport& transport, ProcessGroup& group) {
   const auto failure = failure_of([&] { group.all_reduce(buffer_of(data, Dtype::f32)).wait(); });
   require(failure && failure->code == ErrorCode::peer_lost,
           "expected peer_lost, got " + (failure ? failure->text : "none"));
-  require(!transport.names_the_dead || failure->text.find("rank 1") != std::string::npos, "rank 1 is not in: " + failure->text);
+  require(!transport.names_the_dead || failure->text.find("rank 1") != std::string::npos,
+          "rank 1 is not in: " + failure->text);
   const auto later = failure_of([&] { group.barrier().wait(); });
   require(later && later->code == ErrorCode::peer_lost, "a later call does not fail with the first cause");
 }
@@ -53,10 +54,10 @@ int rank_process(const Arguments& a) {
   const int rank = std::stoi(a.at(3)), size = std::stoi(a.at(4));
   const Transport& transport = transports().at(a.at(0));
   const auto group = transport.world(size, kPatience)({.rank = rank,
-                                               .size = size,
-                                               .store = std::make_shared<FolderStore>(a.at(2)),
-                                               .timeout = kPatience,
-                                               .start_timeout = kPatience});
+                                                       .size = size,
+                                                       .store = std::make_shared<FolderStore>(a.at(2)),
+                                                       .timeout = kPatience,
+                                                       .start_timeout = kPatience});
   kBodies.at(a.at(1))(transport, *group);
   return 0;
 }

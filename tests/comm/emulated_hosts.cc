@@ -12,7 +12,8 @@ namespace {
 // Keys of one host beside those of others.
 class PrefixStore final : public Store {
  public:
-  PrefixStore(std::shared_ptr<Store> inner, std::string prefix) : inner_(std::move(inner)), prefix_(std::move(prefix)) {}
+  PrefixStore(std::shared_ptr<Store> inner, std::string prefix)
+      : inner_(std::move(inner)), prefix_(std::move(prefix)) {}
   void set(const std::string& key, const std::string& value) override { inner_->set(prefix_ + key, value); }
   std::optional<std::string> get(const std::string& key, std::chrono::nanoseconds timeout) override {
     return inner_->get(prefix_ + key, timeout);
@@ -53,9 +54,11 @@ std::unique_ptr<Engine> make_emulated_hosts(const std::vector<std::vector<int>>&
   HierarchyParts parts;
   parts.flat = engine("all", "all", static_cast<std::size_t>(options.rank), layout.ranks());
   if (layout.place < layout.narrowest())
-    parts.across = engine("across", "across" + std::to_string(layout.place), layout.position(layout.place, layout.host), layout.hosts.size());
+    parts.across = engine("across", "across" + std::to_string(layout.place), layout.position(layout.place, layout.host),
+                          layout.hosts.size());
   if (layout.place == 0) parts.leaders = engine("leaders", "leaders", layout.host, layout.hosts.size());
-  auto store = std::make_shared<PrefixStore>(options.store, options.prefix + "/host" + std::to_string(layout.host) + "/");
+  auto store =
+      std::make_shared<PrefixStore>(options.store, options.prefix + "/host" + std::to_string(layout.host) + "/");
   return make_hierarchy_engine(std::move(layout), std::move(parts), std::move(store));
 }
 

@@ -28,7 +28,8 @@ std::string refusal(const Variables& variables, const InitOptions& options = {})
 }
 
 void expect_names(const std::string& text, const std::vector<std::string>& parts) {
-  for (const auto& part : parts) EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;
+  for (const auto& part : parts)
+    EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;
 }
 
 TEST(Environment, NothingSetIsAWorldOfOne) {
@@ -42,8 +43,8 @@ TEST(Environment, NothingSetIsAWorldOfOne) {
 // As Slurm 22.05 sets them.
 TEST(Environment, OnlyTasksOfSrunAreSlurmsRanks) {
   const Variables shell{{"SLURM_JOB_ID", "9"}, {"SLURM_NTASKS", "4"}};
-  const Variables batch{{"ENVIRONMENT", "BATCH"}, {"SLURM_JOB_ID", "9"}, {"SLURM_NTASKS", "4"}, {"SLURM_PROCID", "0"},
-                        {"SLURM_NNODES", "2"}, {"SLURM_JOB_NODELIST", "n[0-1]"}};
+  const Variables batch{{"ENVIRONMENT", "BATCH"}, {"SLURM_JOB_ID", "9"}, {"SLURM_NTASKS", "4"},
+                        {"SLURM_PROCID", "0"},    {"SLURM_NNODES", "2"}, {"SLURM_JOB_NODELIST", "n[0-1]"}};
   Variables interactive = shell;  // salloc with LaunchParameters=use_interactive_step
   interactive["SLURM_PROCID"] = "0";
   interactive["SLURM_STEP_ID"] = "4294967290";
@@ -65,8 +66,14 @@ TEST(Environment, OnlyTasksOfSrunAreSlurmsRanks) {
 }
 
 TEST(Environment, SrunWithPmi2IsSlurm) {
-  Variables v{{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"},
-              {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_ID", "0"}, {"SLURM_JOB_ID", "9"}, {"SLURM_NNODES", "2"},
+  Variables v{{"PMI_RANK", "1"},
+              {"PMI_SIZE", "2"},
+              {"SLURM_PROCID", "1"},
+              {"SLURM_NTASKS", "2"},
+              {"SLURM_STEP_NUM_TASKS", "2"},
+              {"SLURM_STEP_ID", "0"},
+              {"SLURM_JOB_ID", "9"},
+              {"SLURM_NNODES", "2"},
               {"SLURM_STEP_NODELIST", "n[0-1]"}};
   EXPECT_EQ(read(v).source, Environment::Source::slurm);
   EXPECT_EQ(read(v).host, "n0");
@@ -77,8 +84,12 @@ TEST(Environment, SrunWithPmi2IsSlurm) {
 }
 
 TEST(Environment, ReadsTorchrun) {
-  const auto e = read({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "29501"},
-                       {"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "3"}});
+  const auto e = read({{"RANK", "1"},
+                       {"WORLD_SIZE", "2"},
+                       {"MASTER_ADDR", "127.0.0.1"},
+                       {"MASTER_PORT", "29501"},
+                       {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                       {"TORCHELASTIC_RESTART_COUNT", "3"}});
   EXPECT_EQ(e.meeting, Environment::Meeting::agent_store);
   EXPECT_EQ(e.rank, 1);
   EXPECT_EQ(e.size, 2);
@@ -113,8 +124,8 @@ TEST(Environment, ReadsTheOtherLaunchers) {
 }
 
 TEST(Environment, EarlierSourcesWin) {
-  const Variables both{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"},
-                       {"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}};
+  const Variables both{{"RANK", "0"},        {"WORLD_SIZE", "2"},   {"MASTER_ADDR", "h"},
+                       {"MASTER_PORT", "1"}, {"SLURM_PROCID", "3"}, {"SLURM_NTASKS", "4"}};
   EXPECT_EQ(read(both).source, Environment::Source::variables);
   InitOptions given;
   given.rank = 5;
@@ -137,18 +148,20 @@ TEST(Environment, RefusalsNameVariablesAndValues) {
   expect_names(refusal({{"RANK", "1x"}, {"WORLD_SIZE", "2"}}), {"RANK='1x'"});
   expect_names(refusal({{"RANK", "1"}, {"WORLD_SIZE", "99999999999"}}), {"WORLD_SIZE='99999999999'"});
   expect_names(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}}), {"RANK=0", "MASTER_ADDR", "UNISONO_STORE"});
-  expect_names(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}}), {"MASTER_ADDR=h", "MASTER_PORT (not set)"});
+  expect_names(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}}),
+               {"MASTER_ADDR=h", "MASTER_PORT (not set)"});
   expect_names(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "70000"}}),
                {"MASTER_PORT=70000"});
-  expect_names(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"UNISONO_STORE", "/tmp/x"}}), {"UNISONO_STORE=/tmp/x", "file:"});
+  expect_names(refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"UNISONO_STORE", "/tmp/x"}}),
+               {"UNISONO_STORE=/tmp/x", "file:"});
   InitOptions half;
   half.rank = 1;
   expect_names(refusal({}, half), {"rank=1", "size=-1"});
 }
 
 TEST(Environment, ContradictionsNameBothSides) {
-  Variables v{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"},
-              {"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}};
+  Variables v{{"RANK", "0"},        {"WORLD_SIZE", "2"},           {"MASTER_ADDR", "h"},
+              {"MASTER_PORT", "1"}, {"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}};
   expect_names(refusal(v), {"RANK=0", "WORLD_SIZE=2", "OMPI_COMM_WORLD_RANK=1", "OMPI_COMM_WORLD_SIZE=4"});
   v["TORCHELASTIC_RUN_ID"] = "none";
   EXPECT_EQ(refusal(v), "accepted") << "torchrun started by mpirun, one per host";
@@ -159,7 +172,8 @@ TEST(Environment, ContradictionsNameBothSides) {
 }
 
 TEST(Environment, SeveralHostsWithoutAnAddressMeetByMpi) {
-  const Variables open_mpi{{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
+  const Variables open_mpi{
+      {"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
   const Variables slurm{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"}, {"SLURM_NNODES", "2"}};
   EXPECT_EQ(read(open_mpi).meeting, Environment::Meeting::mpi);
   EXPECT_EQ(read(slurm).meeting, Environment::Meeting::mpi);
@@ -175,8 +189,11 @@ TEST(Environment, SeveralHostsWithoutAnAddressMeetByMpi) {
 
 TEST(Environment, SlurmsNodeListTellsTheFirstHost) {
   const Variables job{{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "4"}, {"SLURM_NNODES", "2"}, {"SLURM_JOB_ID", "1234567"}};
-  const std::pair<const char*, const char*> lists[] = {{"node1", "node1"}, {"node1,node2", "node1"}, {"gpu[003-005,9],login", "gpu003"},
-                                                       {"a[7,9]", "a7"}, {"b-c[12]", "b-c12"}};
+  const std::pair<const char*, const char*> lists[] = {{"node1", "node1"},
+                                                       {"node1,node2", "node1"},
+                                                       {"gpu[003-005,9],login", "gpu003"},
+                                                       {"a[7,9]", "a7"},
+                                                       {"b-c[12]", "b-c12"}};
   for (const auto& [list, first] : lists) {
     Variables v = job;
     v["SLURM_STEP_NODELIST"] = list;
@@ -194,8 +211,12 @@ TEST(Environment, StepsOfOneSlurmJobAreApart) {
   std::set<std::string> circles;
   for (const char* job : {"9", "10", "4294967295"})
     for (const char* step : {"0", "1", "2"}) {
-      const auto e = read({{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "4"}, {"SLURM_NNODES", "2"},
-                           {"SLURM_JOB_ID", job}, {"SLURM_STEP_ID", step}, {"SLURM_STEP_NODELIST", "n[0-1]"}});
+      const auto e = read({{"SLURM_PROCID", "1"},
+                           {"SLURM_NTASKS", "4"},
+                           {"SLURM_NNODES", "2"},
+                           {"SLURM_JOB_ID", job},
+                           {"SLURM_STEP_ID", step},
+                           {"SLURM_STEP_NODELIST", "n[0-1]"}});
       EXPECT_GE(e.port, 10'000);
       EXPECT_LT(e.port, 30'000);
       ports.insert(e.port);
@@ -209,7 +230,10 @@ TEST(Environment, StepsOfOneSlurmJobAreApart) {
 TEST(Environment, WhereSlurmsListDoesNotTellRank0TheAddressIsAskedFor) {
   const std::pair<const char*, const char*> layouts[] = {{"SLURM_DISTRIBUTION", "arbitrary"}, {"SLURM_HET_SIZE", "2"}};
   for (const auto& [name, value] : layouts) {
-    Variables v{{"SLURM_PROCID", "1"}, {"SLURM_NTASKS", "2"}, {"SLURM_NNODES", "2"}, {"SLURM_JOB_ID", "9"},
+    Variables v{{"SLURM_PROCID", "1"},
+                {"SLURM_NTASKS", "2"},
+                {"SLURM_NNODES", "2"},
+                {"SLURM_JOB_ID", "9"},
                 {"SLURM_STEP_NODELIST", "n[0-1]"}};
     v[name] = value;
     expect_names(refusal(v), {name, value, "MASTER_ADDR", "MASTER_PORT"});
@@ -225,8 +249,9 @@ TEST(Environment, AnotherJobOrSecretMeetsElsewhere) {
   const Variables plain{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"UNISONO_STORE", "file:/x"}};
   EXPECT_EQ(read(plain).circle, "");
   std::set<std::string> circles;
-  for (const Variables& more : {Variables{{"UNISONO_JOB", "7"}}, Variables{{"UNISONO_JOB", "8"}}, Variables{{"UNISONO_SECRET", "s"}},
-                                Variables{{"UNISONO_SECRET", "t"}}, Variables{{"UNISONO_JOB", "7"}, {"UNISONO_SECRET", "s"}}}) {
+  for (const Variables& more :
+       {Variables{{"UNISONO_JOB", "7"}}, Variables{{"UNISONO_JOB", "8"}}, Variables{{"UNISONO_SECRET", "s"}},
+        Variables{{"UNISONO_SECRET", "t"}}, Variables{{"UNISONO_JOB", "7"}, {"UNISONO_SECRET", "s"}}}) {
     Variables v = plain;
     v.insert(more.begin(), more.end());
     circles.insert(read(v).circle);
@@ -236,8 +261,9 @@ TEST(Environment, AnotherJobOrSecretMeetsElsewhere) {
 }
 
 TEST(Environment, OneHostDoesNotNeedMpi) {
-  EXPECT_EQ(read({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}).meeting,
-            Environment::Meeting::job_file);
+  EXPECT_EQ(
+      read({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}).meeting,
+      Environment::Meeting::job_file);
 }
 
 TEST(Environment, TheTransportMpiNeedsNothingElse) {

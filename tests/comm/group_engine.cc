@@ -26,7 +26,9 @@ class Notices final : public NoticeBoard {
     if (!text) return std::nullopt;
     return Error(static_cast<ErrorCode>(std::stoi(*text)), text->substr(text->find(' ') + 1));
   }
-  void post_waiting(std::int64_t sequence) noexcept override { store_->set(place_ + std::to_string(rank_), std::to_string(sequence)); }
+  void post_waiting(std::int64_t sequence) noexcept override {
+    store_->set(place_ + std::to_string(rank_), std::to_string(sequence));
+  }
   std::vector<int> absent(std::int64_t sequence) noexcept override {
     std::vector<int> out;
     for (int rank = 0; rank < size_; ++rank)
@@ -35,7 +37,9 @@ class Notices final : public NoticeBoard {
   }
 
  private:
-  std::optional<std::string> read(const std::string& key) { return store_->get(place_ + key, std::chrono::nanoseconds(0)); }
+  std::optional<std::string> read(const std::string& key) {
+    return store_->get(place_ + key, std::chrono::nanoseconds(0));
+  }
 
   std::shared_ptr<Store> store_;
   std::string place_;
@@ -61,15 +65,20 @@ class GroupEngine final : public Engine {
     CallOptions options;
     options.timeout = timeout;
     switch (call.operation) {
-      case Operation::all_reduce: return reduced(call, call.out, timeout);
+      case Operation::all_reduce:
+        return reduced(call, call.out, timeout);
       case Operation::reduce_scatter: {
         const Buffer parts = scratch(call.in.count, call.in.dtype);
         return reducing(group_->all_to_all(parts, call.in, options), parts, call);
       }
-      case Operation::broadcast: return moving(group_->broadcast(call.out, call.root, options));
-      case Operation::all_gather: return moving(group_->all_gather(call.out, call.in, options));
-      case Operation::all_to_all: return moving(group_->all_to_all(call.out, call.in, options));
-      default: throw Error(ErrorCode::internal, "it moves no data");
+      case Operation::broadcast:
+        return moving(group_->broadcast(call.out, call.root, options));
+      case Operation::all_gather:
+        return moving(group_->all_gather(call.out, call.in, options));
+      case Operation::all_to_all:
+        return moving(group_->all_to_all(call.out, call.in, options));
+      default:
+        throw Error(ErrorCode::internal, "it moves no data");
     }
   }
 
@@ -93,7 +102,8 @@ class GroupEngine final : public Engine {
   std::size_t ranks() const { return static_cast<std::size_t>(info().size); }
 
   static EngineOp moving(Work work) {
-    return {.done = [work]() mutable { return work.poll(); }, .check = [work]() mutable { work.wait(); }, .local = true};
+    return {
+        .done = [work]() mutable { return work.poll(); }, .check = [work]() mutable { work.wait(); }, .local = true};
   }
 
   EngineOp reducing(Work work, const Buffer& parts, const DataCall& call) const {
@@ -121,7 +131,8 @@ class GroupEngine final : public Engine {
 
 }  // namespace
 
-std::unique_ptr<Engine> make_group_engine(std::shared_ptr<ProcessGroup> group, std::shared_ptr<Store> store, std::string place) {
+std::unique_ptr<Engine> make_group_engine(std::shared_ptr<ProcessGroup> group, std::shared_ptr<Store> store,
+                                          std::string place) {
   return std::make_unique<GroupEngine>(std::move(group), std::move(store), std::move(place));
 }
 

@@ -16,8 +16,10 @@ TEST_P(HierarchyDeath, IsAnErrorOnAllOthersThatNamesTheRank) {
 
 // Rank 1 leads no host; rank 2 does.
 INSTANTIATE_TEST_SUITE_P(Plain, HierarchyDeath,
-                         ::testing::Combine(::testing::Values("headers", "data", "collect", "across", "across_back"), ::testing::Values(1)));
-INSTANTIATE_TEST_SUITE_P(Leader, HierarchyDeath, ::testing::Combine(::testing::ValuesIn(PhasesOfDeath::all()), ::testing::Values(2)));
+                         ::testing::Combine(::testing::Values("headers", "data", "collect", "across", "across_back"),
+                                            ::testing::Values(1)));
+INSTANTIATE_TEST_SUITE_P(Leader, HierarchyDeath,
+                         ::testing::Combine(::testing::ValuesIn(PhasesOfDeath::all()), ::testing::Values(2)));
 
 }  // namespace
 }  // namespace unisono::testing

@@ -86,8 +86,11 @@ int rank_process(const Arguments& a) {
   const int rank = std::stoi(a.at(4));
   static Death death;
   if (rank == std::stoi(a.at(2))) death.phase = a.at(1);
-  const GroupOptions options{
-      .rank = rank, .size = 4, .store = std::make_shared<FolderStore>(a.at(3)), .timeout = kDeadline, .start_timeout = kDeadline};
+  const GroupOptions options{.rank = rank,
+                             .size = 4,
+                             .store = std::make_shared<FolderStore>(a.at(3)),
+                             .timeout = kDeadline,
+                             .start_timeout = kDeadline};
   const auto among = [&](const char* part, const GroupOptions& own) -> std::unique_ptr<Engine> {
     return std::make_unique<Mortal>(kinds().at(a.at(0))(part, own), death, part);
   };
@@ -108,7 +111,9 @@ const RegisterChild kRank("hierarchy-phase", rank_process);
 
 }  // namespace
 
-PhasesOfDeath::PhasesOfDeath(const std::string& name, EngineAmong among) : name_(name) { kinds()[name] = std::move(among); }
+PhasesOfDeath::PhasesOfDeath(const std::string& name, EngineAmong among) : name_(name) {
+  kinds()[name] = std::move(among);
+}
 
 const std::vector<std::string>& PhasesOfDeath::all() {
   static const std::vector<std::string> phases{"headers", "headers_back", "data", "collect", "across", "across_back"};
@@ -119,7 +124,8 @@ void PhasesOfDeath::run(const std::string& phase, int victim) const {
   const TemporaryFolder folder;
   std::vector<Child> ranks;
   for (int rank = 0; rank < 4; ++rank)
-    ranks.push_back(start_child("hierarchy-phase", {name_, phase, std::to_string(victim), folder.path(), std::to_string(rank)}));
+    ranks.push_back(
+        start_child("hierarchy-phase", {name_, phase, std::to_string(victim), folder.path(), std::to_string(rank)}));
   EXPECT_EQ(ranks[static_cast<std::size_t>(victim)].wait(), 128 + SIGKILL) << phase;
   const auto died = std::chrono::steady_clock::now();
   for (int rank = 0; rank < 4; ++rank) {

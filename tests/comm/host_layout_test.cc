@@ -1,3 +1,5 @@
+#include "comm/host_layout.h"
+
 #include <gtest/gtest.h>
 #include <unisono/hosts.h>
 
@@ -11,7 +13,6 @@
 
 #include "comm/errors.h"
 #include "comm/hierarchy/blocks.h"
-#include "comm/host_layout.h"
 
 namespace unisono::testing {
 namespace {
@@ -125,13 +126,16 @@ class Exchange {
 };
 
 // Every rank's hosts, or its error. `change(rank, what, text)` is what a rank says in place of `text`.
-std::vector<std::string> hosts_seen(std::size_t size, const std::function<std::string(std::size_t, const std::string&, std::string)>& change) {
+std::vector<std::string> hosts_seen(
+    std::size_t size, const std::function<std::string(std::size_t, const std::string&, std::string)>& change) {
   Exchange exchange(size);
   std::vector<std::string> out(size);
   std::vector<std::thread> ranks;
   for (std::size_t rank = 0; rank < size; ++rank) {
     ranks.emplace_back([&, rank] {
-      const auto tell = [&](const std::string& what, const std::string& text) { return exchange(rank, what, change(rank, what, text)); };
+      const auto tell = [&](const std::string& what, const std::string& text) {
+        return exchange(rank, what, change(rank, what, text));
+      };
       try {
         for (const auto& on_host : find_hosts(tell)) {
           for (const int r : on_host) out[rank] += std::to_string(r);

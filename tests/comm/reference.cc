@@ -165,10 +165,14 @@ std::uint16_t small_f16(std::mt19937_64& random) {
 void put_small(Bytes& bytes, std::size_t i, std::mt19937_64& random, Dtype dtype) {
   const double value = static_cast<double>(random() % 9) - 4;
   switch (dtype) {
-    case Dtype::f32: return put(bytes, i, static_cast<float>(value));
-    case Dtype::f64: return put(bytes, i, value);
-    case Dtype::f16: return put(bytes, i, narrow_f16(static_cast<float>(value)));
-    default: return put(bytes, i, narrow_bf16(static_cast<float>(value)));
+    case Dtype::f32:
+      return put(bytes, i, static_cast<float>(value));
+    case Dtype::f64:
+      return put(bytes, i, value);
+    case Dtype::f16:
+      return put(bytes, i, narrow_f16(static_cast<float>(value)));
+    default:
+      return put(bytes, i, narrow_bf16(static_cast<float>(value)));
   }
 }
 

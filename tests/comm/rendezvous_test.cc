@@ -42,7 +42,8 @@ class MemoryStore final : public Store {
 };
 
 std::future<std::string> joining(MemoryStore& store, int rank, int size, std::chrono::nanoseconds timeout = 20s) {
-  return std::async(std::launch::async, [&store, rank, size, timeout] { return join_round(store, rank, size, "u", timeout); });
+  return std::async(std::launch::async,
+                    [&store, rank, size, timeout] { return join_round(store, rank, size, "u", timeout); });
 }
 
 std::string failure(std::future<std::string> joined, ErrorCode code) {

@@ -73,7 +73,8 @@ TEST(ShmMessages, BothWaysAtOnce) {
       if (r != group.rank()) all.push_back(receive(group, in[static_cast<std::size_t>(r)], r));
     for (const auto& message : all) wait(message);
     for (int r = 0; r < 4; ++r)
-      if (r != group.rank()) require(in[static_cast<std::size_t>(r)] == numbers(kCount, r * 4 + group.rank()), "content");
+      if (r != group.rank())
+        require(in[static_cast<std::size_t>(r)] == numbers(kCount, r * 4 + group.rank()), "content");
   });
 }
 
@@ -134,7 +135,10 @@ TEST(ShmMessages, ArriveWhileNobodyWaits) {
 TEST(ShmMessages, RandomTraffic) {
   for (unsigned seed = 0; seed < (kSanitized ? 3u : 12u); ++seed) {
     run_ranks(kShm, 4, [seed](ProcessGroup& group) {
-      struct Plan { int from, to, tag; std::size_t count; };
+      struct Plan {
+        int from, to, tag;
+        std::size_t count;
+      };
       std::mt19937 random(seed);
       std::vector<Plan> plan;
       for (int i = 0; i < 200; ++i) {
@@ -157,7 +161,8 @@ TEST(ShmMessages, RandomTraffic) {
       for (std::size_t i = plan.size(); i-- > 0;)
         if (all[i]) wait(all[i]);
       for (std::size_t i = 0; i < plan.size(); ++i)
-        if (plan[i].to == group.rank()) require(data[i] == numbers(plan[i].count, static_cast<int>(i)), "message " + std::to_string(i));
+        if (plan[i].to == group.rank())
+          require(data[i] == numbers(plan[i].count, static_cast<int>(i)), "message " + std::to_string(i));
     });
   }
 }
@@ -180,12 +185,12 @@ TEST(ShmMessages, ThatNeverComeEndAtTheirDeadline) {
   run_ranks(kShm, 2, [](ProcessGroup& group) {
     std::vector<std::int32_t> data(5);
     if (group.rank() == 0) {
-      const auto failure = failure_of([&] {
-        Work(messages(group).receive(ints(data), 1, 4, std::chrono::milliseconds(80))).wait();
-      });
+      const auto failure =
+          failure_of([&] { Work(messages(group).receive(ints(data), 1, 4, std::chrono::milliseconds(80))).wait(); });
       require(failure && failure->code == ErrorCode::timeout, "a timeout");
-      require(failure->text.find("receive of 5 i32 from rank 1, tag 4: no such message came within") != std::string::npos,
-              failure->text);
+      require(
+          failure->text.find("receive of 5 i32 from rank 1, tag 4: no such message came within") != std::string::npos,
+          failure->text);
     } else {  // waits for longer, and learns of it
       const auto failure = failure_of([&] { wait(receive(group, data, 0)); });
       require(failure && failure->text.find("tag 4") != std::string::npos, "the first cause");
@@ -210,8 +215,9 @@ TEST(ShmMessages, OfARankThatLeft) {
     wait(receive(*groups[0], got, 0));
     require(got == expected, "content");
     const auto failure = failure_of([&] { wait(receive(*groups[0], got, 0)); });
-    require(failure && failure->code == ErrorCode::peer_lost && failure->text.find("left the group") != std::string::npos,
-            failure ? failure->text : "no error");
+    require(
+        failure && failure->code == ErrorCode::peer_lost && failure->text.find("left the group") != std::string::npos,
+        failure ? failure->text : "no error");
   });
 }
 

@@ -177,7 +177,8 @@ TEST(ShortCalls, AreEndedWhenABarrierAfterThemIs) {
     std::vector<float> data(4000);
     for (int round = 0; round < 50; ++round) {
       std::vector<Work> works;
-      for (std::size_t length : {700, 1500, 300, 4000, 900}) works.push_back(group.all_reduce({data.data(), length, Dtype::f32}));
+      for (std::size_t length : {700, 1500, 300, 4000, 900})
+        works.push_back(group.all_reduce({data.data(), length, Dtype::f32}));
       group.barrier().wait();
       for (Work& work : works) ASSERT_TRUE(work.poll());
     }

@@ -1,10 +1,10 @@
 // A libtorch program that fits a noisy sine with a small network, made data-parallel: lines marked (*) were added.
 
-#include <cstdio>
-#include <exception>
-
 #include <torch/torch.h>
 #include <unisono/unisono.h>  // (*)
+
+#include <cstdio>
+#include <exception>
 
 struct NetImpl : torch::nn::Module {
   NetImpl()
@@ -30,8 +30,9 @@ Batch draw(int size) {
 }
 
 int train() {
-  auto group = unisono::init();      // (*)
-  torch::manual_seed(group->rank());  // (*) another seed on each rank: other data, and another model until it is wrapped
+  auto group = unisono::init();  // (*)
+  torch::manual_seed(
+      group->rank());  // (*) another seed on each rank: other data, and another model until it is wrapped
   Net net;
   unisono::DistributedDataParallel model(net, group);  // (*)
   torch::optim::Adam optimizer(net->parameters(), torch::optim::AdamOptions(0.01));

@@ -8,9 +8,8 @@ import argparse
 import os
 
 import torch
-from torch import nn
-
 import unisono
+from torch import nn
 
 
 def check_operations(group, device):

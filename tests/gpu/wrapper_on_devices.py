@@ -10,9 +10,8 @@ import os
 
 import torch
 import torch.distributed as dist
-from torch import nn
-
 import unisono
+from torch import nn
 
 
 def model_on(device):

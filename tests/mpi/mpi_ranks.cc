@@ -5,8 +5,8 @@
 #include <map>
 #include <thread>
 
-#include "comm/test_store.h"
 #include "comm/mpi/mpi_group.h"
+#include "comm/test_store.h"
 
 namespace unisono::testing {
 namespace {
@@ -75,8 +75,9 @@ std::shared_ptr<Store> host_store(const std::string& name, bool first) {
 
 Transport mpi_transport(const std::string& name, std::size_t longest_block) {
   return transport_of(name, [longest_block](MpiHandle parent, const GroupOptions& options) {
-    return make_mpi_group(MpiLibrary::instance(), parent,
-                          {.timeout = options.timeout, .start_timeout = options.start_timeout, .longest_block = longest_block});
+    return make_mpi_group(
+        MpiLibrary::instance(), parent,
+        {.timeout = options.timeout, .start_timeout = options.start_timeout, .longest_block = longest_block});
   });
 }
 

@@ -27,7 +27,9 @@ void tell(ProcessGroup& group, const std::function<void()>& call) {
   const auto begin = Clock::now();
   const auto failure = failure_of(call);
   const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - begin).count();
-  say(group, failure ? std::string(to_string(failure->code)) + " after " + std::to_string(took) + " ms: " + failure->text : "no failure");
+  say(group, failure
+                 ? std::string(to_string(failure->code)) + " after " + std::to_string(took) + " ms: " + failure->text
+                 : "no failure");
 }
 
 void sum(ProcessGroup& group) {
@@ -69,7 +71,9 @@ void error(ProcessGroup& group) {
   MpiLibrary& library = MpiLibrary::instance();
   MpiEngine engine(library, library.world(), {});
   float x = 0;
-  tell(group, [&] { engine.start({Operation::broadcast, {.data = &x, .count = 1}, {}, ReduceOp::sum, 99}, std::chrono::seconds(1)); });
+  tell(group, [&] {
+    engine.start({Operation::broadcast, {.data = &x, .count = 1}, {}, ReduceOp::sum, 99}, std::chrono::seconds(1));
+  });
 }
 
 // The program itself starts MPI, too modestly. Both ABIs have 1 for MPI_THREAD_FUNNELED.
@@ -84,8 +88,9 @@ void start_funneled() {
 
 int play(const std::string& name) try {
   if (name == "funneled") start_funneled();
-  const std::map<std::string, RankBody> scenes = {{"sum", sum}, {"mismatch", mismatch}, {"absent", absent},
-                                                 {"killed", killed}, {"error", error}, {"funneled", sum}, {"another_size", sum}};
+  const std::map<std::string, RankBody> scenes = {{"sum", sum},         {"mismatch", mismatch}, {"absent", absent},
+                                                  {"killed", killed},   {"error", error},       {"funneled", sum},
+                                                  {"another_size", sum}};
   GroupOptions options{.timeout = std::chrono::seconds(20), .start_timeout = std::chrono::seconds(20)};
   if (name == "another_size") options.size = 3;
   const auto group = make_group("mpi", options);

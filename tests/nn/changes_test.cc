@@ -72,9 +72,9 @@ TEST(Changes, UnfrozenOnOneRankIsNamed) {
       }
     });
     const std::string& changed = failures[static_cast<std::size_t>(odd)];
-    for (const std::string& part : {"rank " + std::to_string(odd) + " calls all_gather(i64, 1 element, change of 'a.weight')",
-                                    "rank " + std::to_string(1 - odd) + " calls all_reduce(",
-                                    std::string("gradients of step 0, bucket 0")}) {
+    for (const std::string& part :
+         {"rank " + std::to_string(odd) + " calls all_gather(i64, 1 element, change of 'a.weight')",
+          "rank " + std::to_string(1 - odd) + " calls all_reduce(", std::string("gradients of step 0, bucket 0")}) {
       EXPECT_NE(changed.find(part), std::string::npos) << changed;
     }
     EXPECT_EQ(failures[static_cast<std::size_t>(1 - odd)], changed + " Bucket 0 holds 'b.weight'.");

@@ -32,7 +32,8 @@ TEST(Replicas, OrderOfLayersIsCompared) {
   expect_all_say(failures_of(2,
                              [](auto group) {
                                auto m = std::make_shared<Custom>();
-                               for (const char* name : group->rank() == 0 ? std::array{"a", "b"} : std::array{"b", "a"}) m->add(name, 4, 4);
+                               for (const char* name : group->rank() == 0 ? std::array{"a", "b"} : std::array{"b", "a"})
+                                 m->add(name, 4, 4);
                                DistributedDataParallel ddp(m, group);
                              }),
                  {"parameter 0", "'a.weight'", "'b.weight'"});
@@ -49,12 +50,14 @@ TEST(Replicas, EveryDifferenceIsNamed) {
     });
   };
   expect_all_say(difference(2, [](Custom& m) { m.add("z", 4, 4); }), {"'z.weight'", "nothing more"});
-  expect_all_say(difference(2, [](Custom& m) { m.named_parameters()["a.weight"].set_data(torch::zeros({4, 5})); }), {"[4, 4]", "[4, 5]"});
+  expect_all_say(difference(2, [](Custom& m) { m.named_parameters()["a.weight"].set_data(torch::zeros({4, 5})); }),
+                 {"[4, 4]", "[4, 5]"});
   expect_all_say(difference(3, [](Custom& m) { m.to(torch::kFloat64); }), {"Float", "Double", "rank 2"});
-  expect_all_say(difference(4, [](Custom& m) {
-                   m.add("b", 4, 4);
-                   m.named_parameters()["a.weight"].set_requires_grad(false);
-                 }),
+  expect_all_say(difference(4,
+                            [](Custom& m) {
+                              m.add("b", 4, 4);
+                              m.named_parameters()["a.weight"].set_requires_grad(false);
+                            }),
                  {"requires grad", "no grad", "rank 3"});
 }
 
@@ -175,7 +178,8 @@ TEST(Replicas, ParametersAreRankZerosAtConstruction) {
       for (auto& p : m->parameters()) p.normal_();
       for (auto& b : m->buffers()) b.fill_(group->rank());
     }
-    m[0]->as<torch::nn::Conv2d>()->weight.set_data(m[0]->as<torch::nn::Conv2d>()->weight.to(at::MemoryFormat::ChannelsLast));
+    m[0]->as<torch::nn::Conv2d>()->weight.set_data(
+        m[0]->as<torch::nn::Conv2d>()->weight.to(at::MemoryFormat::ChannelsLast));
     DistributedDataParallel ddp(m, group);
     EXPECT_TRUE(ddp.replicas_identical());
     {
@@ -223,7 +227,9 @@ TEST(Replicas, IgnoredTensorsAreLeftAlone) {
 // G1: what torch::save writes of a wrapped module is the module's own, and loads into a bare one, which is wrapped again.
 TEST(Replicas, SavedAndLoaded) {
   on_ranks(2, [](auto group) {
-    const auto make = [] { return torch::nn::Sequential(torch::nn::Linear(4, 3), torch::nn::BatchNorm1d(3), torch::nn::Linear(3, 1)); };
+    const auto make = [] {
+      return torch::nn::Sequential(torch::nn::Linear(4, 3), torch::nn::BatchNorm1d(3), torch::nn::Linear(3, 1));
+    };
     auto model = make();
     DistributedDataParallel ddp(model, group);
     torch::optim::SGD optimizer(model->parameters(), 0.1);

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from ranks import RankPool
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -5,7 +5,6 @@ import sys
 import time
 
 import torch
-
 import unisono
 
 parser = argparse.ArgumentParser()

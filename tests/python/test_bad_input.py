@@ -6,10 +6,9 @@ import time
 
 import pytest
 import torch
+import unisono
 from ranks import RanksFailed, outcome_of
 from torch import nn
-
-import unisono
 from unisono import DistributedDataParallel
 
 

@@ -5,10 +5,9 @@ import weakref
 
 import pytest
 import torch
+import unisono
 from ranks import outcome_of
 from torch import nn
-
-import unisono
 from unisono import DistributedDataParallel
 
 

@@ -8,11 +8,10 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+import unisono
 from ranks import RanksFailed, outcome_of
 from torch import nn
 from torch_group import torch_group
-
-import unisono
 from unisono import _C
 from unisono.group import resolve
 
@@ -263,7 +262,7 @@ def test_the_last_reference_to_a_group_may_be_a_callbacks(on_ranks):
 
 def test_our_wrapper_over_gloo_equals_stock(on_ranks):
     ours, theirs = on_ranks(2, train, "unisono", group=False), on_ranks(2, train, "stock", group=False)
-    for a, b, c in zip(ours[0], ours[1], theirs[0]):
+    for a, b, c in zip(ours[0], ours[1], theirs[0], strict=True):
         assert torch.equal(a, b) and torch.equal(a, c)
 
 

@@ -9,12 +9,11 @@ import io
 
 import pytest
 import torch
+import unisono
 from ranks import outcome_of
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch_group import torch_group
-
-import unisono
 from unisono import DistributedDataParallel
 
 
@@ -414,9 +413,8 @@ def test_sync_grads_without_a_backward(on_ranks):
 
 def no_sync_restores(group):
     ddp = DistributedDataParallel(linear(), process_group=group)
-    with ddp.no_sync():
-        with ddp.no_sync(enabled=False):
-            inside = ddp._core.sync()
+    with ddp.no_sync(), ddp.no_sync(enabled=False):
+        inside = ddp._core.sync()
     try:
         with ddp.no_sync():
             raise KeyError

@@ -4,15 +4,12 @@ die or are stopped. Needs root and iproute2."""
 import contextlib
 import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-
 from unisono.bench.hosts import EmulatedHosts
 from unisono.bench.launch import BenchError
 

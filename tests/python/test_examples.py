@@ -71,7 +71,7 @@ def check_run(stdout, metrics, directory, ranks):
     events = json.loads((directory / "trace.json").read_text())["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
     assert {event["pid"] for event in spans} == set(range(ranks))
-    assert CATEGORIES <= {event["cat"] for event in spans}
+    assert {event["cat"] for event in spans} >= CATEGORIES
     assert all(event["dur"] >= 0 for event in spans)
     assert sorted(path.name for path in directory.iterdir()) == ["metrics.jsonl", "trace.json"]
 
@@ -147,9 +147,9 @@ def worker_of(launcher_pid, rank):
     """The process id of a worker: a child of the launcher with RANK in its environment."""
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == launcher_pid:
-                if f"RANK={rank}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    return int(entry.name)
+            if (entry.name.isdigit() and int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1]) == launcher_pid
+                    and f"RANK={rank}".encode() in (entry / "environ").read_bytes().split(b"\0")):
+                return int(entry.name)
         except OSError:
             continue
     raise AssertionError(f"no worker of rank {rank}")

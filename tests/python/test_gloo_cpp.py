@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 import unisono
 from unisono.bench.hosts import EmulatedHosts
 from unisono.bench.launch import BenchError

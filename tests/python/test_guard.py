@@ -6,7 +6,6 @@ import pytest
 import torch
 from ranks import outcome_of
 from torch import nn
-
 from unisono import DistributedDataParallel
 from unisono.outputs import tensors_in
 

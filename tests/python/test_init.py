@@ -11,7 +11,6 @@ from datetime import timedelta
 
 import pytest
 import torch.distributed as dist
-
 import unisono
 
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "UNISONO_STORE", "OMPI_COMM_WORLD_RANK",

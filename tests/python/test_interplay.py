@@ -6,9 +6,8 @@ import pickle
 
 import pytest
 import torch
-from torch import nn
-
 import unisono
+from torch import nn
 from unisono import DistributedDataParallel
 
 

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
+import unisono
 from ranks import outcome_of
 from torch import nn
 from torch_group import torch_group
-
-import unisono
 from unisono import DistributedDataParallel
 
 
@@ -180,7 +179,7 @@ def with_sparse(group, by_initial):
     ddp = DistributedDataParallel(net, process_group=group, bucket_cap_mb=0)
     seen = []
     with ddp.join(divide_by_initial_world_size=by_initial):
-        for step in range(3 if group.rank() == 0 else 1):
+        for _ in range(3 if group.rank() == 0 else 1):
             net.zero_grad()
             ddp(torch.tensor([group.rank(), 3])).sum().backward()
             table = net[0].weight.grad

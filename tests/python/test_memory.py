@@ -3,9 +3,8 @@
 import gc
 
 import torch
-from torch import nn
-
 import unisono
+from torch import nn
 from unisono import DistributedDataParallel
 
 

@@ -7,7 +7,6 @@ import torch
 from ranks import outcome_of
 from torch import nn
 from torch_group import torch_group
-
 from unisono import DistributedDataParallel
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 import unisono
 from unisono.version import TORCH_MINOR, check_torch
 

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
+import unisono
 from ranks import outcome_of
 from torch import nn
 from torch.nn.parallel.distributed import _MixedPrecision
-
-import unisono
 from unisono import DistributedDataParallel
 
 

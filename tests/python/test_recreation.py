@@ -8,12 +8,11 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+import unisono
 from ranks import outcome_of
 from test_init import clean_environment, free_port
 from torch import nn
 from torch_group import torch_group
-
-import unisono
 from unisono.group import resolve
 
 HARD_LIMIT_S = 100

@@ -5,11 +5,10 @@ import json
 import pytest
 import torch
 import torch.distributed as dist
+import unisono
 from ranks import outcome_of
 from torch import nn
 from torch_group import torch_group
-
-import unisono
 from unisono.group import resolve
 
 

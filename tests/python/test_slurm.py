@@ -6,9 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from private_slurm import PrivateSlurm, why_not
-
 import unisono
+from private_slurm import PrivateSlurm, why_not
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("UNISONO_BUILD_DIR", REPOSITORY / "build" / "release"))

@@ -4,7 +4,6 @@ import pytest
 import torch
 from ranks import outcome_of
 from torch import nn
-
 from unisono import DistributedDataParallel
 
 

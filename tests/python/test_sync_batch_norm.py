@@ -4,10 +4,9 @@ import copy
 
 import pytest
 import torch
+import unisono
 from ranks import outcome_of
 from torch import nn
-
-import unisono
 from unisono import DistributedDataParallel, SyncBatchNorm
 
 

@@ -185,7 +185,7 @@ def train_stock_ddp(backend):
 def test_stock_ddp_trains_to_the_same_bits_as_on_gloo(on_ranks):
     ours = on_ranks(2, train_stock_ddp, "unisono", group=False)
     theirs = on_ranks(2, train_stock_ddp, "gloo", group=False)
-    for a, b, c in zip(ours[0], ours[1], theirs[0]):
+    for a, b, c in zip(ours[0], ours[1], theirs[0], strict=True):
         assert torch.equal(a, b) and torch.equal(a, c)
 
 

@@ -189,7 +189,7 @@ def among_others():
         rank = dist.get_rank()
         sparse, dense = [mine_of(rank, i) for i in range(6)], [torch.full((50,), float(rank + i)) for i in range(6)]
         works = []
-        for s, d in zip(sparse, dense):
+        for s, d in zip(sparse, dense, strict=True):
             works += [dist.all_reduce(s, async_op=True), dist.all_reduce(d, async_op=True)]
         seen = [works[0].get_future().then(lambda f: f.value()[0].to_dense().tolist()),
                 works[4].get_future().then(lambda f: dist.all_reduce(torch.ones(1), async_op=True) is not None)]
@@ -314,8 +314,8 @@ def test_stock_ddp_with_a_sparse_embedding_trains_as_on_gloo(on_ranks, ranks, de
     ours = on_ranks(ranks, train, "unisono", dense, group=False)
     theirs = on_ranks(ranks, train, "gloo", dense, group=False)
     for parameters in ours[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(parameters, ours[0]))
-    for a, b in zip(ours[0], theirs[0]):
+        assert all(torch.equal(a, b) for a, b in zip(parameters, ours[0], strict=True))
+    for a, b in zip(ours[0], theirs[0], strict=True):
         if ranks == 3 and dense:  # three dense gradients are added in another order: a few roundings of f32 in 8 steps
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
         else:

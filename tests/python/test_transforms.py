@@ -3,10 +3,9 @@
 import pytest
 import torch
 import torch.distributed as dist
+import unisono
 from ranks import outcome_of
 from torch import nn
-
-import unisono
 from unisono import DistributedDataParallel, transforms
 
 

@@ -5,7 +5,6 @@ import os
 from datetime import timedelta
 
 import torch.distributed as dist
-
 import unisono  # noqa: F401  registers the backend
 
 

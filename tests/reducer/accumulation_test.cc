@@ -228,7 +228,8 @@ TEST(Accumulation, WeightsAreAllOrNone) {
 TEST(Accumulation, EachBucketIsSentOncePerWindow) {
   on_ranks(2, [](auto group) {
     torch::nn::Sequential model;
-    for (int layer = 0; layer < 3; ++layer) model->push_back(torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(false)));
+    for (int layer = 0; layer < 3; ++layer)
+      model->push_back(torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(false)));
     DistributedDataParallel ddp(model, group, {.bucket_cap_mb = 0});
     for (int round = 0; round < 4; ++round) {
       model->zero_grad();

@@ -25,7 +25,8 @@ TEST(Checks, RanksThatDisagreeOnNoSyncAreNamed) {
         ddp(f.x).sum().backward();
       }
     });
-    expect_all_say(failures, {wrong == 0 ? "rank 0 sums 2 backwards in step 1, rank 1 sums 1" : "rank 0 sums 1 backwards in step 1, rank 2 sums 2",
+    expect_all_say(failures, {wrong == 0 ? "rank 0 sums 2 backwards in step 1, rank 1 sums 1"
+                                         : "rank 0 sums 1 backwards in step 1, rank 2 sums 2",
                               "no_sync", "weight"});
   }
 }

@@ -25,8 +25,8 @@ struct Deep : torch::nn::Module {
   std::vector<torch::nn::Linear> layers;
   Deep() {
     for (int i = 0; i < 4; ++i) {
-      layers.push_back(register_module("layer" + std::to_string(i),
-                                       torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(false))));
+      layers.push_back(
+          register_module("layer" + std::to_string(i), torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(false))));
       at::NoGradGuard no_grad;
       layers.back()->weight.copy_(torch::eye(4));
     }
@@ -129,7 +129,8 @@ TEST(Failures, ARankThatSkipsBackwardIsNamed) {
   };
   skipping(2, 1, {});
   skipping(3, 1, {.bucket_cap_mb = 0});
-  skipping(3, 2, {.bucket_cap_mb = 0});  // the buckets' order is agreed on in step 1: here the first bucket itself is missed
+  skipping(3, 2,
+           {.bucket_cap_mb = 0});  // the buckets' order is agreed on in step 1: here the first bucket itself is missed
 }
 
 }  // namespace

@@ -34,12 +34,15 @@ TEST(Graphs, ReadyOrderAndAbsenceMayDifferBetweenRanks) {
         for (int step = 0; step < 4; ++step) {
           model->zero_grad();
           const bool skip = step % 2 == 1;
-          const std::vector<int> order = first ? std::vector{1, 2, 3, 4} : skip ? std::vector{1, 4, 2} : std::vector{1, 3, 4, 2};
+          const std::vector<int> order = first  ? std::vector{1, 2, 3, 4}
+                                         : skip ? std::vector{1, 4, 2}
+                                                : std::vector{1, 3, 4, 2};
           ddp(order, first ? 1.0 : 3.0).backward();
           for (int i = 1; i <= 4; ++i) {
             const double expected = i * (i == 3 && skip ? 0.5 : 2.0);
             EXPECT_TRUE(same_bits(model->p[static_cast<std::size_t>(i - 1)].grad(), torch::full({3}, expected)))
-                << "p" << i << " step " << step << " cap " << cap << "\n" << model->p[static_cast<std::size_t>(i - 1)].grad();
+                << "p" << i << " step " << step << " cap " << cap << "\n"
+                << model->p[static_cast<std::size_t>(i - 1)].grad();
           }
         }
       });

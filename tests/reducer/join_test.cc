@@ -93,7 +93,8 @@ TEST(Join, ThrowsOnEarlyTermination) {
         },
         {.throw_on_early_termination = true});
   });
-  for (const auto& failure : failures) EXPECT_NE(failure.find("rank 1 has no more inputs in step 1"), std::string::npos) << failure;
+  for (const auto& failure : failures)
+    EXPECT_NE(failure.find("rank 1 has no more inputs in step 1"), std::string::npos) << failure;
   EXPECT_EQ(failures[0], failures[1]);
   on_ranks(2, [](auto group) {  // all end together: nobody ends early
     Fix f(group);

@@ -1,10 +1,9 @@
-#include "reducer/bucket_plan.h"
-
 #include <gtest/gtest.h>
+#include <unisono/error.h>
 
 #include <numeric>
 
-#include <unisono/error.h>
+#include "reducer/bucket_plan.h"
 
 namespace unisono {
 namespace {

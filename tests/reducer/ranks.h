@@ -1,18 +1,17 @@
 #pragma once
 
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <unisono/c10d.h>
+#include <unisono/unisono.h>
+
 #include <exception>
 #include <functional>
 #include <memory>
 #include <string>
 #include <thread>
-#include <vector>
-
-#include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/torch.h>
-
-#include <unisono/c10d.h>
-#include <unisono/unisono.h>
+#include <vector>
 
 namespace unisono::testing {
 

@@ -48,7 +48,8 @@ TEST(Tensors, EveryDtypeShapeAndLayout) {
             ASSERT_TRUE(t.grad().defined()) << item.key();
             EXPECT_EQ(t.grad().strides(), t.strides()) << item.key();
             Tensor real = t.is_complex() ? at::view_as_real(t.grad()) : t.grad();
-            Tensor expected = (torch::arange(real.numel()).remainder(4).view(real.sizes()) * 1.5).to(real.scalar_type());
+            Tensor expected =
+                (torch::arange(real.numel()).remainder(4).view(real.sizes()) * 1.5).to(real.scalar_type());
             EXPECT_TRUE(torch::equal(real, expected)) << item.key() << "\n" << real;
           }
         }
@@ -64,7 +65,9 @@ TEST(Tensors, LazyConjugates) {
       struct Conjugated : torch::nn::Module {
         Tensor w;
         Conjugated() { w = register_parameter("w", torch::ones({3}, torch::kComplexFloat)); }
-        Tensor forward(double scale) { return at::imag(w.conj() * c10::complex<float>(static_cast<float>(scale), 0)).sum(); }
+        Tensor forward(double scale) {
+          return at::imag(w.conj() * c10::complex<float>(static_cast<float>(scale), 0)).sum();
+        }
       };
       auto model = std::make_shared<Conjugated>();
       DistributedDataParallel ddp(model, group, {.gradient_as_bucket_view = views});

@@ -164,7 +164,8 @@ TEST(Transforms, PowerSGDLosesNothingForEver) {
 // Stopped and gone on from its state, a run ends with the same bits.
 TEST(Transforms, StateIsSavedAndRestored) {
   on_ranks(2, [](auto group) {
-    for (auto make : {+[] { return power_sgd_transform({.rank = 2, .start_step = 0}); }, +[] { return int8_transform(); }}) {
+    for (auto make :
+         {+[] { return power_sgd_transform({.rank = 2, .start_step = 0}); }, +[] { return int8_transform(); }}) {
       const auto run = [&](int steps, const std::vector<NamedTensor>& state, const Tensor& weight) {
         auto m = std::make_shared<Matrix>(16, 16);
         if (weight.defined()) m->weight.data().copy_(weight);
@@ -225,7 +226,9 @@ TEST(Transforms, FailureIsNamedOnEveryRank) {
     ddp(torch::ones({2, 8})).backward();
   });
   for (const std::string& failure : failures) {
-    EXPECT_NE(failure.find("rank 1: the gradient transform 'throws' failed in bucket 0: out of luck"), std::string::npos) << failure;
+    EXPECT_NE(failure.find("rank 1: the gradient transform 'throws' failed in bucket 0: out of luck"),
+              std::string::npos)
+        << failure;
   }
 }
 

@@ -17,7 +17,8 @@ torch::nn::Sequential net() {
 }
 
 Tensor inputs(int rank, int step) {
-  return torch::randn({5, 6}, at::detail::createCPUGenerator(static_cast<std::uint64_t>(100 * step + rank)), at::TensorOptions());
+  return torch::randn({5, 6}, at::detail::createCPUGenerator(static_cast<std::uint64_t>(100 * step + rank)),
+                      at::TensorOptions());
 }
 
 auto sgd = [](std::vector<Tensor> p) {
@@ -96,7 +97,8 @@ TEST(StepInBackward, ClipsInTwoPhases) {
       torch::nn::utils::clip_grad_norm_(after->parameters(), 0.25);
       optimizer.step();
       // The norm is summed in f64 here, in f32 there.
-      for (std::size_t i = 0; i < 4; ++i) EXPECT_TRUE(torch::allclose(inside->parameters()[i], after->parameters()[i], 1e-5, 1e-7));
+      for (std::size_t i = 0; i < 4; ++i)
+        EXPECT_TRUE(torch::allclose(inside->parameters()[i], after->parameters()[i], 1e-5, 1e-7));
       EXPECT_TRUE(a.replicas_identical());
     }
   });
@@ -147,7 +149,8 @@ TEST(StepInBackward, RefusedWhereItCannotBeRight) {
         c->save_for_backward({w});
         return x.clone();
       }
-      static torch::autograd::variable_list backward(torch::autograd::AutogradContext* c, torch::autograd::variable_list g) {
+      static torch::autograd::variable_list backward(torch::autograd::AutogradContext* c,
+                                                     torch::autograd::variable_list g) {
         at::AutoGradMode on(true);
         auto w = c->get_saved_variables()[0];
         (w * 1).sum().backward();

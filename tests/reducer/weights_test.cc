@@ -112,7 +112,8 @@ TEST(Weights, EditsInAWindowAreRefused) {
       clear ? w.f.model->zero_grad(/*set_to_none=*/false) : (void)w.f.model->weight.mutable_grad().mul_(2);
       w.loss().backward();
     });
-    for (const auto& failure : failures) EXPECT_NE(failure.find("'weight' was changed between two backwards"), std::string::npos) << failure;
+    for (const auto& failure : failures)
+      EXPECT_NE(failure.find("'weight' was changed between two backwards"), std::string::npos) << failure;
   }
 }
 
@@ -147,10 +148,13 @@ TEST(Weights, ASumOfLosses) {
       for (int step = 0; step < 4; ++step) {
         model->zero_grad();
         Tensor sum = torch::zeros({});
-        for (int i = 0; i < 3; ++i) sum = sum + ddp.weight(model[static_cast<std::size_t>(i)]->template as<torch::nn::Linear>()->forward(x).sum(), n);
+        for (int i = 0; i < 3; ++i)
+          sum = sum +
+                ddp.weight(model[static_cast<std::size_t>(i)]->template as<torch::nn::Linear>()->forward(x).sum(), n);
         sum.backward();
         // Each loss counts its own samples: three times (1 + 2) samples in the denominator.
-        for (const Tensor& p : model->parameters()) EXPECT_NEAR(p.grad()[0][0].template item<double>(), kMean / 3, 1e-6);
+        for (const Tensor& p : model->parameters())
+          EXPECT_NEAR(p.grad()[0][0].template item<double>(), kMean / 3, 1e-6);
       }
     });
   }
@@ -161,7 +165,9 @@ TEST(Weights, ConjugatesArrive) {
   on_ranks(2, [](auto group) {
     struct Complex : torch::nn::Module {
       Tensor w = register_parameter("w", torch::ones({3}, at::kComplexFloat));
-      Tensor forward(double s) { return at::real(w.conj() * torch::full({3}, c10::complex<float>(0, static_cast<float>(s)))).sum(); }
+      Tensor forward(double s) {
+        return at::real(w.conj() * torch::full({3}, c10::complex<float>(0, static_cast<float>(s)))).sum();
+      }
     };
     auto ours = std::make_shared<Complex>(), alone = std::make_shared<Complex>();
     DistributedDataParallel ddp(ours, group);

@@ -1,12 +1,12 @@
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-
 #include <unisono/round_robin.h>
 #include <unisono/torch_backend.h>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
 #include "comm/c10d/engine.h"
-#include "comm/issuer/issued_group.h"
 #include "comm/contract.h"
+#include "comm/issuer/issued_group.h"
 #include "comm/serial/serial_group.h"
 #include "comm/shm/shm_group.h"
 
@@ -16,8 +16,8 @@
 namespace unisono::testing {
 namespace {
 
-std::shared_ptr<ProcessGroup> make_doubly_bridged(const GroupOptions& options, const c10::intrusive_ptr<c10d::Store>& store,
-                                                  bool ordered = false) {
+std::shared_ptr<ProcessGroup> make_doubly_bridged(const GroupOptions& options,
+                                                  const c10::intrusive_ptr<c10d::Store>& store, bool ordered = false) {
   if (options.size == 1) return make_serial_group(options);  // as make_c10d_group does
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, options.rank, options.size);
   group->setBackend(c10::kCPU, c10d::ProcessGroup::CUSTOM, make_torch_backend(make_shm_group(options)));

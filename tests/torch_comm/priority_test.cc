@@ -97,7 +97,8 @@ std::vector<std::shared_ptr<ProcessGroup>> gated_groups(std::vector<Gate>& gates
       group->setBackend(c10::kCPU, c10d::ProcessGroup::CUSTOM,
                         c10::make_intrusive<GatedBackend>(inner, gates[static_cast<std::size_t>(r)]));
       group->setDefaultBackend(c10d::ProcessGroup::CUSTOM);
-      groups[static_cast<std::size_t>(r)] = std::make_shared<IssuedGroup>(std::make_unique<C10dEngine>(std::move(group)));
+      groups[static_cast<std::size_t>(r)] =
+          std::make_shared<IssuedGroup>(std::make_unique<C10dEngine>(std::move(group)));
     });
   }
   for (auto& thread : threads) thread.join();
@@ -122,7 +123,8 @@ TEST(LateEngine, WritesToMemoryOfItsOwn) {
     gate.open_next();
   }
   groups.clear();
-  for (const auto& data : memory) EXPECT_EQ(std::count(data.begin(), data.end(), 1.0f), static_cast<std::ptrdiff_t>(kLong));
+  for (const auto& data : memory)
+    EXPECT_EQ(std::count(data.begin(), data.end(), 1.0f), static_cast<std::ptrdiff_t>(kLong));
 }
 
 // Calls of 1, 2, 3 ... elements and kLong more are made in this order, three more than may move at once; whenever one has ended on
@@ -139,7 +141,8 @@ TEST(Priority, HigherOnesOvertakeThoseThatWait) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     for (Gate& gate : gates) {
       while (gate.issued_so_far() < n) {
-        if (std::chrono::steady_clock::now() > end) throw std::runtime_error("call " + std::to_string(n) + " was never issued");
+        if (std::chrono::steady_clock::now() > end)
+          throw std::runtime_error("call " + std::to_string(n) + " was never issued");
         std::this_thread::yield();
       }
     }

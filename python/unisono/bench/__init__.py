@@ -35,10 +35,12 @@ def build_parser() -> argparse.ArgumentParser:
 
     robin = kinds.add_parser("round-robin", parents=[common], help="one Gloo group against several in turn")
     robin.add_argument("--ranks", type=_positive, default=2, metavar="N", help="(2)")
-    robin.add_argument("--groups", type=_numbers, default=[1, 3, 5], metavar="K,K", help="groups in turn; the first is what the others are compared with (1,3,5)")
+    robin.add_argument("--groups", type=_numbers, default=[1, 3, 5], metavar="K,K",
+                       help="groups in turn; the first is what the others are compared with (1,3,5)")
     robin.add_argument("--model", default="mlp", choices=["mlp", "tiny", "gpt"], help="(mlp)")
     robin.add_argument("--rounds", type=_positive, metavar="N", help="calls and steps of each (40)")
-    robin.add_argument("--rate", metavar="R", help="each rank on an emulated host behind a link of this rate, as tc takes it (root, iproute2)")
+    robin.add_argument("--rate", metavar="R",
+                       help="each rank on an emulated host behind a link of this rate, as tc takes it (root, iproute2)")
 
     step = kinds.add_parser("step", parents=[common], help="training steps of whole models")
     step.add_argument("--ranks", type=_numbers, default=[2], metavar="N,N", help="(2)")

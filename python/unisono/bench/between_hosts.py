@@ -38,10 +38,13 @@ def run(options, report: Report) -> None:
 
     columns = ["impl", "median", "min", "calls", "faster than Gloo"]
     report.table(f"All-reduce of f32 {place}", ["size", *columns],
-                 [[show_bytes(size), *line] for size, s in zip(sizes, reduced, strict=True) for line in rows_of("all_reduce", size, IMPLS, s)])
+                 [[show_bytes(size), *line] for size, s in zip(sizes, reduced, strict=True)
+                  for line in rows_of("all_reduce", size, IMPLS, s)])
     report.table(f"Other calls of torch.distributed, {show_bytes(plan['moved'])} in all {place}", ["op", *columns],
-                 [[op, *line] for op, s in zip(OTHERS, moved, strict=True) for line in rows_of(op, plan["moved"], ["gloo", "unisono"], s)])
-    report.say("\nCalls in turns, one of each; a call lasts as long as on its slowest rank. bf16: converted to bf16, reduced, and back, in buckets of 8 MiB.")
+                 [[op, *line] for op, s in zip(OTHERS, moved, strict=True)
+                  for line in rows_of(op, plan["moved"], ["gloo", "unisono"], s)])
+    report.say("\nCalls in turns, one of each; a call lasts as long as on its slowest rank. bf16: converted to bf16, reduced, and back, "
+               "in buckets of 8 MiB.")
 
 
 def measure(plan: dict) -> tuple[list, list]:
@@ -107,7 +110,8 @@ def reductions(plan: dict) -> list[list[list[float]]]:
             bucket.copy_(half)
 
     ordered = unisono.ordered()
-    ways = [plain, lambda t: flat.all_reduce(t, "avg").wait(), lambda t: ordered.all_reduce(t, "avg").wait(), lambda t: two_levels.all_reduce(t, "avg").wait(), narrow]
+    ways = [plain, lambda t: flat.all_reduce(t, "avg").wait(), lambda t: ordered.all_reduce(t, "avg").wait(),
+            lambda t: two_levels.all_reduce(t, "avg").wait(), narrow]
     out = []
     for size, calls in zip(plan["sizes"], plan["calls"], strict=True):
         tensors = [torch.full((size // 4,), float(dist.get_rank())) for _ in ways]

@@ -66,15 +66,16 @@ class EmulatedHosts:
         self._ip("-n", f"{self._tag}h{host}", "link", "set", "eth", "up" if up else "down")
 
     def start(self, command: list[str], per_host: int, store: str | None, folder) -> list[tuple[Path, subprocess.Popen]]:
-        """Starts `command` on every host, `per_host` ranks each; what a rank prints goes to a file in `folder`. Without a `store` ranks meet at
-        rank 0's address."""
+        """Starts `command` on every host, `per_host` ranks each; what a rank prints goes to a file in `folder`. Without a `store`
+        ranks meet at rank 0's address."""
         ranks = self.hosts * per_host
         running = []
         for rank in range(ranks):
             host = rank // per_host
             environment = {**worker_environment(), "RANK": str(rank), "WORLD_SIZE": str(ranks),
                            "LOCAL_RANK": str(rank % per_host), "LOCAL_WORLD_SIZE": str(per_host), "UNISONO_HOST_PART": str(host),
-                           "MASTER_ADDR": "10.78.0.1", "MASTER_PORT": "29511", **({"UNISONO_STORE": store} if store else {}), "GLOO_SOCKET_IFNAME": "eth"}
+                           "MASTER_ADDR": "10.78.0.1", "MASTER_PORT": "29511", **({"UNISONO_STORE": store} if store else {}),
+                           "GLOO_SOCKET_IFNAME": "eth"}
             output = Path(folder) / f"rank{rank}.txt"
             with output.open("w") as file:
                 running.append((output, subprocess.Popen(

@@ -37,7 +37,8 @@ def run(options, report: Report) -> None:
             bench="round-robin", op="all_reduce", ranks=ranks, bytes=plan["bytes"])
     _report(report, f"Training steps of {options.model}, buckets of {_CAP_MB} MB, {where}", "torch-ddp-gloo", options.groups, stepped,
             bench="round-robin-step", model=options.model, ranks=ranks, bytes=gradient_bytes(model))
-    report.say(f"\nIn turns, one of each, the order turned by one in each round; each lasts as long as on its slowest rank. {options.model}: {describe(model)}. "
+    report.say(f"\nIn turns, one of each, the order turned by one in each round; each lasts as long as on its slowest rank. "
+               f"{options.model}: {describe(model)}. "
                f"\"gloo\" and \"torch-ddp-gloo\" use one group of torch.distributed and its own wrapper, the others unisono over "
                f"as many Gloo groups as they say.")
 

@@ -44,7 +44,8 @@ def _report(report: Report, ranks: int, plan: dict, found: dict) -> None:
                  ["operation", "bytes", "gloo", "unisono", "bursts", "faster", "by the minima", "goal"], lines)
     lines = []
     for what, samples in found["steps"].items():
-        gloo, ours = (row_of(samples[b], bench="torch-backend", op=what, impl=b, ranks=ranks, bytes=gradient_bytes(MODELS[plan["model"]])) for b in BACKENDS)
+        gloo, ours = (row_of(samples[b], bench="torch-backend", op=what, impl=b, ranks=ranks,
+                             bytes=gradient_bytes(MODELS[plan["model"]])) for b in BACKENDS)
         report.rows += [gloo, ours]
         lines.append([what, show_seconds(gloo.median_s), show_seconds(ours.median_s), show_seconds(gloo.min_s),
                       show_seconds(ours.min_s), str(ours.count), f"{gloo.median_s / ours.median_s:.2f}x"])

@@ -84,7 +84,8 @@ std::shared_ptr<ProcessGroup> duplicate(ProcessGroup& group) {
   if (const auto parts = groups_of_round_robin(group); !parts.empty()) return companion(parts[0]);
   throw Error(ErrorCode::invalid_argument,
               here(group) +
-                  "only shared memory, and a round robin that begins with it, can be duplicated here. Make a second group of the same ranks "
+                  "only shared memory, and a round robin that begins with it, can be duplicated here. Make a second "
+                  "group of the same ranks "
                   "(torch.distributed.new_group; in C++ make_group with another prefix) and give it to set_companion");
 }
 

@@ -1,20 +1,20 @@
 #include "comm/c10d/engine.h"
 
-#include <algorithm>
-#include <cstddef>
-#include <cstring>
-#include <utility>
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 
-#include "comm/finish_sum.h"
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
 #include "comm/c10d/notice_board.h"
 #include "comm/c10d/stream_fence.h"
 #include "comm/c10d/tensors.h"
 #include "comm/c10d/tree_all_reduce.h"
+#include "comm/finish_sum.h"
 
 namespace unisono {
 namespace {
@@ -31,20 +31,30 @@ c10d::ReduceOp wire_op(ReduceOp op, Dtype dtype) {
     switch (op) {
       case ReduceOp::product:
       case ReduceOp::min:
-      case ReduceOp::bit_and: return c10d::ReduceOp::MIN;
-      case ReduceOp::bit_xor: return c10d::ReduceOp::BXOR;
-      default: return c10d::ReduceOp::MAX;
+      case ReduceOp::bit_and:
+        return c10d::ReduceOp::MIN;
+      case ReduceOp::bit_xor:
+        return c10d::ReduceOp::BXOR;
+      default:
+        return c10d::ReduceOp::MAX;
     }
   }
   switch (op) {
     case ReduceOp::sum:
-    case ReduceOp::avg: return c10d::ReduceOp::SUM;
-    case ReduceOp::min: return c10d::ReduceOp::MIN;
-    case ReduceOp::max: return c10d::ReduceOp::MAX;
-    case ReduceOp::product: return c10d::ReduceOp::PRODUCT;
-    case ReduceOp::bit_and: return c10d::ReduceOp::BAND;
-    case ReduceOp::bit_or: return c10d::ReduceOp::BOR;
-    case ReduceOp::bit_xor: return c10d::ReduceOp::BXOR;
+    case ReduceOp::avg:
+      return c10d::ReduceOp::SUM;
+    case ReduceOp::min:
+      return c10d::ReduceOp::MIN;
+    case ReduceOp::max:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::product:
+      return c10d::ReduceOp::PRODUCT;
+    case ReduceOp::bit_and:
+      return c10d::ReduceOp::BAND;
+    case ReduceOp::bit_or:
+      return c10d::ReduceOp::BOR;
+    case ReduceOp::bit_xor:
+      return c10d::ReduceOp::BXOR;
   }
   throw Error(ErrorCode::internal, "unknown reduce op");
 }
@@ -164,8 +174,10 @@ bool C10dEngine::serves(Device::Kind kind) const {
 EngineOp C10dEngine::start(const DataCall& call, Milliseconds timeout) {
   const at::NoGradGuard no_grad;
   switch (call.operation) {
-    case Operation::all_reduce: return all_reduce(call, timeout);
-    case Operation::reduce_scatter: return reduce_scatter(call, timeout);
+    case Operation::all_reduce:
+      return all_reduce(call, timeout);
+    case Operation::reduce_scatter:
+      return reduce_scatter(call, timeout);
     case Operation::broadcast: {
       const at::Tensor out = tensor_of(as_bytes(call.out));
       const bool root = call.root == info().rank;
@@ -187,12 +199,14 @@ EngineOp C10dEngine::start(const DataCall& call, Milliseconds timeout) {
       const at::Tensor out = tensor_of(as_bytes(call.out));
       at::Tensor to = own_empty(out), in = own(tensor_of(as_bytes(call.in)));
       std::vector<std::int64_t> equal;
-      auto op = in_flight(group_->all_to_all_single(to, in, equal, equal, with<c10d::AllToAllOptions>(timeout)), {to, in});
+      auto op =
+          in_flight(group_->all_to_all_single(to, in, equal, equal, with<c10d::AllToAllOptions>(timeout)), {to, in});
       bring_home(op, out, to);
       return op;
     }
     case Operation::barrier:
-    case Operation::allocate: break;  // the header was all of it
+    case Operation::allocate:
+      break;  // the header was all of it
   }
   throw Error(ErrorCode::internal, std::string(to_string(call.operation)) + " moves no data");
 }

@@ -1,6 +1,6 @@
-#include <utility>
-
 #include <unisono/c10d.h>
+
+#include <utility>
 
 #include "comm/c10d/engine.h"
 #include "comm/hierarchy/hierarchy_group.h"

@@ -1,7 +1,7 @@
+#include <unisono/init.h>
+
 #include <algorithm>
 #include <utility>
-
-#include <unisono/init.h>
 
 #include "base/env.h"
 #include "comm/c10d/engines/gloo.h"
@@ -28,7 +28,6 @@ GroupOptions group_options(const InitOptions& options, const Environment& enviro
   out.size = environment.size;
   out.timeout = options.timeout;
   out.prefix = environment.circle + options.prefix;
-  out.log = options.log;
   return out;
 }
 
@@ -45,8 +44,9 @@ std::shared_ptr<ProcessGroup> mpi_over_hosts(const GroupOptions& options) {
 std::shared_ptr<ProcessGroup> over_mpi(const Environment& environment, const GroupOptions& options, bool flat) {
   const std::string reason = why_not("mpi", options);
   if (reason.empty()) return flat ? make_group("mpi", options) : mpi_over_hosts(options);
-  throw Error(ErrorCode::invalid_argument, "unisono::init: the ranks (" + describe(environment) + ") cannot meet: " + reason +
-                                               ". Or set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there.");
+  throw Error(ErrorCode::invalid_argument,
+              "unisono::init: the ranks (" + describe(environment) + ") cannot meet: " + reason +
+                  ". Or set MASTER_ADDR to rank 0's host and MASTER_PORT to a free port there.");
 }
 
 // srun --mpi=none, often the default, brings none, and Open MPI would end the process that tries to start it.
@@ -68,8 +68,9 @@ std::string over_hosts(const Environment& environment, const GroupOptions& optio
   const std::string reason = why_no_gloo();
   if (reason.empty()) return "gloo";
   throw Error(ErrorCode::invalid_argument,
-              "unisono::init: the ranks (" + describe(environment) + ") are on several hosts, and nothing here goes between hosts. " + reasons +
-                  "gloo: " + reason + ". Or start them with mpirun, or give DistributedDataParallel a torch group by make_c10d_group().");
+              "unisono::init: the ranks (" + describe(environment) +
+                  ") are on several hosts, and nothing here goes between hosts. " + reasons + "gloo: " + reason +
+                  ". Or start them with mpirun, or give DistributedDataParallel a torch group by make_c10d_group().");
 }
 
 }  // namespace
@@ -79,7 +80,8 @@ std::shared_ptr<ProcessGroup> init(const InitOptions& options) {
   const auto environment = read_environment(options, process_environment());
   auto group_opts = group_options(options, environment);
   if (options.log) options.log(LogLevel::info, "init: " + describe(environment));
-  if (environment.meeting == Environment::Meeting::mpi) return over_mpi(environment, group_opts, options.transport == "mpi");
+  if (environment.meeting == Environment::Meeting::mpi)
+    return over_mpi(environment, group_opts, options.transport == "mpi");
   const bool chooses = environment.several_hosts && options.transport == "auto";
   const std::string transport = chooses ? over_hosts(environment, group_opts) : options.transport;
   if (transport == "mpi") return chooses ? mpi_over_hosts(group_opts) : make_group("mpi", group_opts);
@@ -88,7 +90,8 @@ std::shared_ptr<ProcessGroup> init(const InitOptions& options) {
   auto place = open_meeting_place(environment, options.start_timeout);
   if (options.store) place.store = options.store;
   const auto left = [&] {
-    return std::max<std::chrono::nanoseconds>(options.start_timeout - (Clock::now() - begin), std::chrono::nanoseconds(0));
+    return std::max<std::chrono::nanoseconds>(options.start_timeout - (Clock::now() - begin),
+                                              std::chrono::nanoseconds(0));
   };
   const bool passing = environment.meeting == Environment::Meeting::job_file;
   const auto file = passing ? std::make_shared<PassingStore>(std::move(place)) : nullptr;

@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <pthread.h>
 #include <sys/socket.h>
+#include <unisono/c10d.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,13 +13,10 @@
 #include <filesystem>
 #include <future>
 #include <thread>
-#include <utility>
-
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-
-#include <unisono/c10d.h>
+#include <utility>
 
 #include "comm/c10d/first_line.h"
 #include "comm/c10d/private_directory.h"
@@ -158,9 +156,9 @@ MeetingPlace open_host_place(const std::string& name, bool removes, std::chrono:
   auto place = as_place(open_file(directory + "/store", timeout));
   if (!removes) return place;
   place.cleanup = std::shared_ptr<void>(nullptr, [directory](void*) {
-            std::error_code ignored;
-            std::filesystem::remove_all(directory, ignored);
-          });
+    std::error_code ignored;
+    std::filesystem::remove_all(directory, ignored);
+  });
   return place;
 }
 
@@ -168,14 +166,17 @@ MeetingPlace open_meeting_place(const Environment& environment, std::chrono::nan
   switch (environment.meeting) {
     case Environment::Meeting::none:
     case Environment::Meeting::mpi:
-    case Environment::Meeting::given: return {};
+    case Environment::Meeting::given:
+      return {};
     case Environment::Meeting::agent_store:
       return as_place(c10::make_intrusive<c10d::PrefixStore>("unisono_attempt_" + std::to_string(environment.attempt),
                                                              connect(environment, timeout)));
     case Environment::Meeting::tcp:
       return as_place(environment.rank == 0 ? host(environment, timeout) : connect(environment, timeout));
-    case Environment::Meeting::file: return as_place(open_file(environment.path, timeout));
-    case Environment::Meeting::job_file: return open_host_place(environment.job, environment.rank == 0, timeout);
+    case Environment::Meeting::file:
+      return as_place(open_file(environment.path, timeout));
+    case Environment::Meeting::job_file:
+      return open_host_place(environment.job, environment.rank == 0, timeout);
   }
   return {};
 }

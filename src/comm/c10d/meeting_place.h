@@ -11,7 +11,8 @@ namespace unisono {
 /// The store an environment names, and what has to go away with it.
 struct MeetingPlace {
   std::shared_ptr<Store> store;
-  std::shared_ptr<void> cleanup = nullptr;  ///< removes the job's private directory; one rank lets go of it when all ranks are there
+  std::shared_ptr<void> cleanup =
+      nullptr;  ///< removes the job's private directory; one rank lets go of it when all ranks are there
 };
 
 /// Opens or connects to it. *Blocks* until the host of a TCPStore answers.

@@ -22,7 +22,7 @@ constexpr std::chrono::milliseconds kPause(20);  // between two looks for signs
 struct StoreNoticeBoard::Talk {
   std::mutex mutex;
   std::condition_variable changed;
-  std::uint64_t asked = 0;     // rounds
+  std::uint64_t asked = 0;  // rounds
   std::uint64_t answered = 0;
   bool stop = false;
   bool broken = false;  // the store has failed
@@ -80,9 +80,11 @@ struct StoreNoticeBoard::Talk {
       lock.unlock();
       bool failed = false;
       try {
-        if (!std::exchange(own_connection, true)) store = store->clone();  // another thread may block on the shared connection
+        if (!std::exchange(own_connection, true))
+          store = store->clone();  // another thread may block on the shared connection
         round(std::move(cause), waiting, asking);
-      } catch (...) {  // a notice that cannot be delivered changes nothing: the engine's own error or the deadline comes anyway
+      } catch (
+          ...) {  // a notice that cannot be delivered changes nothing: the engine's own error or the deadline comes anyway
         failed = true;
       }
       lock.lock();
@@ -104,7 +106,8 @@ struct StoreNoticeBoard::Talk {
 };
 
 // Counting the adapters that this rank has put over the group keeps the notices of an earlier, failed one apart.
-StoreNoticeBoard::StoreNoticeBoard(c10::intrusive_ptr<c10d::Store> store, int rank, int size) : talk_(std::make_shared<Talk>()) {
+StoreNoticeBoard::StoreNoticeBoard(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
+    : talk_(std::make_shared<Talk>()) {
   talk_->rank = rank;
   talk_->at.assign(static_cast<std::size_t>(size), -1);
   if (!store) return;
@@ -120,7 +123,8 @@ StoreNoticeBoard::~StoreNoticeBoard() {
   std::unique_lock lock(talk_->mutex);
   talk_->stop = true;
   talk_->changed.notify_all();
-  const bool hears = talk_->changed.wait_for(lock, kPatience, [this] { return talk_->asked == talk_->answered || talk_->broken; });
+  const bool hears =
+      talk_->changed.wait_for(lock, kPatience, [this] { return talk_->asked == talk_->answered || talk_->broken; });
   std::thread thread = std::move(talk_->thread);
   lock.unlock();
   if (thread.joinable()) hears ? thread.join() : thread.detach();
@@ -174,7 +178,8 @@ std::vector<int> StoreNoticeBoard::unheard(std::chrono::milliseconds patience) n
 std::string StoreNoticeBoard::silence() noexcept {
   const std::lock_guard lock(talk_->mutex);
   if (talk_->broken) return "the group's store, which rank 0 or the launcher hosts, has failed";
-  if (talk_->asked != talk_->answered) return "the group's store, which rank 0 or the launcher hosts, does not answer either: is the link cut?";
+  if (talk_->asked != talk_->answered)
+    return "the group's store, which rank 0 or the launcher hosts, does not answer either: is the link cut?";
   return "";
 }
 

@@ -4,9 +4,8 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
-
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
 
 #include "comm/issuer/notice_board.h"
 

@@ -1,9 +1,9 @@
 #pragma once
 
+#include <unisono/make_group.h>
+
 #include <memory>
 #include <utility>
-
-#include <unisono/make_group.h>
 
 #include "comm/c10d/meeting_place.h"
 

@@ -1,12 +1,11 @@
+#include <unisono/c10d.h>
+
 #include <algorithm>
 #include <chrono>
 #include <string>
 #include <thread>
-#include <utility>
-
 #include <torch/csrc/distributed/c10d/Store.hpp>
-
-#include <unisono/c10d.h>
+#include <utility>
 
 #include "comm/c10d/first_line.h"
 #include "comm/c10d/store_for_torch.h"
@@ -55,12 +54,12 @@ class C10dStore final : public Store {
     try {
       body();
     } catch (const c10::DistNetworkError& e) {
-      throw Error(ErrorCode::peer_lost, std::string("the store does not answer to ") + what + " of '" + key +
-                                            "'; the process that hosts it (rank 0 or the launcher) is gone: " +
-                                            first_line(e));
+      throw Error(ErrorCode::peer_lost,
+                  std::string("the store does not answer to ") + what + " of '" + key +
+                      "'; the process that hosts it (rank 0 or the launcher) is gone: " + first_line(e));
     } catch (const c10::Error& e) {
-      throw Error(ErrorCode::internal, std::string("the store failed at ") + what + " of '" + key +
-                                           "': " + first_line(e));
+      throw Error(ErrorCode::internal,
+                  std::string("the store failed at ") + what + " of '" + key + "': " + first_line(e));
     }
   }
 
@@ -77,7 +76,8 @@ c10::intrusive_ptr<c10d::Store> torch_store_or_null(const Store& store) {
 
 c10::intrusive_ptr<c10d::Store> torch_store(const Store& store) {
   if (auto theirs = torch_store_or_null(store)) return theirs;
-  throw Error(ErrorCode::invalid_argument, "between hosts ranks need a store of torch.distributed to meet in, and this is none");
+  throw Error(ErrorCode::invalid_argument,
+              "between hosts ranks need a store of torch.distributed to meet in, and this is none");
 }
 
 std::shared_ptr<Store> make_store(c10::intrusive_ptr<c10d::Store> store) {

@@ -1,9 +1,9 @@
 #include "comm/c10d/stream_fence.h"
 
-#include <memory>
-
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <memory>
 
 namespace unisono {
 

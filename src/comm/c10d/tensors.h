@@ -1,10 +1,9 @@
 #pragma once
 
-#include <optional>
-
 #include <ATen/core/Tensor.h>
-
 #include <unisono/buffer.h>
+
+#include <optional>
 
 namespace unisono {
 

@@ -35,7 +35,8 @@ EngineStart meet(const GroupOptions& options) {
   return out;
 }
 
-c10::intrusive_ptr<c10d::ProcessGroup> connect(const TorchEngine& engine, const EngineStart& start, const GroupOptions& options) {
+c10::intrusive_ptr<c10d::ProcessGroup> connect(const TorchEngine& engine, const EngineStart& start,
+                                               const GroupOptions& options) {
   c10::intrusive_ptr<c10d::Backend> backend;
   try {
     backend = engine.start(start);
@@ -74,7 +75,8 @@ std::shared_ptr<ProcessGroup> make_engine_group_over_hosts(const TorchEngine& en
   const auto host_store = [&](const std::string& name, bool) {
     return make_store(c10::make_intrusive<c10d::PrefixStore>("host/" + name, start.store));
   };
-  return make_over_hosts(std::make_unique<C10dEngine>(connect(engine, start, options)), among, host_store, options.start_timeout);
+  return make_over_hosts(std::make_unique<C10dEngine>(connect(engine, start, options)), among, host_store,
+                         options.start_timeout);
 }
 
 }  // namespace unisono

@@ -61,7 +61,8 @@ EngineOp tree_reduce_scatter(const c10::intrusive_ptr<c10d::ProcessGroup>& group
   at::Tensor parts = at::empty({group->getSize(), static_cast<std::int64_t>(call.out.count)}, in.options());
   at::Tensor to = bytes_of(parts.view({-1})), from = bytes_of(in.clone());  // see Engine::start
   std::vector<std::int64_t> equal;
-  auto op = in_flight(group->all_to_all_single(to, from, equal, equal, with<c10d::AllToAllOptions>(timeout)), {to, from});
+  auto op =
+      in_flight(group->all_to_all_single(to, from, equal, equal, with<c10d::AllToAllOptions>(timeout)), {to, from});
   op.finish = [parts, out = call.out, how = call.op == ReduceOp::avg ? ReduceOp::sum : call.op](double divisor) {
     reduce_rows(parts, out, how, divisor);
   };

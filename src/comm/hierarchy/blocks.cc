@@ -59,7 +59,13 @@ void HostBlocks::for_each(const std::function<void(const Piece&)>& use) const {
       for (std::size_t done = 0; done < block_;) {
         const std::size_t at = place * block_ + done;  // in the host's blocks
         const std::size_t carrier = at / part_;
-        Piece piece{static_cast<std::size_t>(ranks[place]), done, host, layout_.position(carrier, host), carrier, at % part_, 0};
+        Piece piece{static_cast<std::size_t>(ranks[place]),
+                    done,
+                    host,
+                    layout_.position(carrier, host),
+                    carrier,
+                    at % part_,
+                    0};
         piece.count = std::min(block_ - done, part_ - piece.in_part);
         use(piece);
         done += piece.count;

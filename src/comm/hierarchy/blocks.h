@@ -1,9 +1,9 @@
 #pragma once
 
+#include <unisono/buffer.h>
+
 #include <cstddef>
 #include <functional>
-
-#include <unisono/buffer.h>
 
 #include "comm/host_layout.h"
 

@@ -52,11 +52,17 @@ Journey HierarchyEngine::all_reduce(const DataCall& call, Milliseconds timeout) 
   const Buffer slice = alone() ? blocks : scratch(length, wire);
   Journey journey;
   if (!alone()) {
-    journey.collect = [=, this, op = call.op] { return collect_->reduce_scatter(slice, blocks, reducing(op, timeout)); };
-    journey.spread = [=, this] { return spread_->all_gather(blocks, slice, local_options("from other hosts", timeout)); };
+    journey.collect = [=, this, op = call.op] {
+      return collect_->reduce_scatter(slice, blocks, reducing(op, timeout));
+    };
+    journey.spread = [=, this] {
+      return spread_->all_gather(blocks, slice, local_options("from other hosts", timeout));
+    };
   }
   if (carries()) {
-    journey.cross = [=, this, op = call.op](double) { return across_->start({Operation::all_reduce, slice, {}, op}, timeout); };
+    journey.cross = [=, this, op = call.op](double) {
+      return across_->start({Operation::all_reduce, slice, {}, op}, timeout);
+    };
   }
   journey.finish = [blocks, out = call.out](double) { deliver(blocks, out); };
   return journey;
@@ -65,19 +71,24 @@ Journey HierarchyEngine::all_reduce(const DataCall& call, Milliseconds timeout) 
 // The root's host has the data at once, and its carriers send a slice each.
 Journey HierarchyEngine::broadcast(const DataCall& call, Milliseconds timeout) const {
   const auto is_root = [&](int rank) { return rank == call.root; };
-  const auto with_root = std::find_if(layout_.hosts.begin(), layout_.hosts.end(),
-                                      [&](const auto& ranks) { return std::any_of(ranks.begin(), ranks.end(), is_root); });
+  const auto with_root = std::find_if(layout_.hosts.begin(), layout_.hosts.end(), [&](const auto& ranks) {
+    return std::any_of(ranks.begin(), ranks.end(), is_root);
+  });
   const auto root_host = static_cast<std::size_t>(with_root - layout_.hosts.begin());
-  const int root_place = static_cast<int>(std::find_if(with_root->begin(), with_root->end(), is_root) - with_root->begin());
+  const int root_place =
+      static_cast<int>(std::find_if(with_root->begin(), with_root->end(), is_root) - with_root->begin());
   const Buffer data = bytes_of(call.out);
-  const std::size_t length = (data.count + carriers() - 1) / carriers(), begin = std::min(data.count, layout_.place * length);
+  const std::size_t length = (data.count + carriers() - 1) / carriers(),
+                    begin = std::min(data.count, layout_.place * length);
   const bool sends = layout_.host == root_host;
   const int across_root = carries() ? static_cast<int>(layout_.position(layout_.place, root_host)) : 0;
   const Buffer slice = scratch(length, Dtype::u8);
   const Buffer blocks = sends ? Buffer{} : scratch(layout_.own().size() * length, Dtype::u8);
   Journey journey;
   if (sends && !alone()) {
-    journey.collect = [=, this] { return collect_->broadcast(data, root_place, local_options("to other hosts", timeout)); };
+    journey.collect = [=, this] {
+      return collect_->broadcast(data, root_place, local_options("to other hosts", timeout));
+    };
   }
   if (carries()) {
     journey.cross = [=, this](double) {
@@ -88,7 +99,9 @@ Journey HierarchyEngine::broadcast(const DataCall& call, Milliseconds timeout) c
   if (sends) return journey;
   if (!alone()) {
     if (!carries()) std::memset(slice.data, 0, slice.bytes());
-    journey.spread = [=, this] { return spread_->all_gather(blocks, slice, local_options("from other hosts", timeout)); };
+    journey.spread = [=, this] {
+      return spread_->all_gather(blocks, slice, local_options("from other hosts", timeout));
+    };
   }
   journey.finish = [data, from = alone() ? slice : blocks](double) { std::memcpy(data.data, from.data, data.bytes()); };
   return journey;
@@ -122,11 +135,13 @@ Journey HierarchyEngine::all_gather(const DataCall& call, Milliseconds timeout) 
       return across_->start({Operation::all_gather, got, mine}, timeout);
     };
   }
-  if (!alone()) journey.spread = [=, this] { return spread_->all_gather(all, got, local_options("from other hosts", timeout)); };
+  if (!alone())
+    journey.spread = [=, this] { return spread_->all_gather(all, got, local_options("from other hosts", timeout)); };
   journey.finish = [all, blocks, hosts, block, out = call.out](double) {
     blocks.for_each([&](const HostBlocks::Piece& piece) {
       const std::size_t from = (piece.carrier * hosts + piece.host_rank) * blocks.part() + piece.in_part;
-      std::memcpy(static_cast<std::byte*>(out.data) + piece.rank * block + piece.in_block, part_of(all, from, 0).data, piece.count);
+      std::memcpy(static_cast<std::byte*>(out.data) + piece.rank * block + piece.in_block, part_of(all, from, 0).data,
+                  piece.count);
     });
   };
   return journey;
@@ -154,7 +169,9 @@ Journey HierarchyEngine::reduce_scatter(const DataCall& call, Milliseconds timeo
     }
   }
   if (carries()) {
-    journey.cross = [=, this, op = call.op](double) { return across_->start({Operation::reduce_scatter, sum, slice, op}, timeout); };
+    journey.cross = [=, this, op = call.op](double) {
+      return across_->start({Operation::reduce_scatter, sum, slice, op}, timeout);
+    };
   }
   const Buffer result = alone() ? sum : own;
   const std::size_t begin = layout_.even() ? 0 : layout_.place * block;

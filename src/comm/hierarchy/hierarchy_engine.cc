@@ -1,12 +1,11 @@
 #include "comm/hierarchy/hierarchy_engine.h"
 
+#include <unisono/regroup.h>
+
 #include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
-
-#include <unisono/regroup.h>
-
 
 namespace unisono {
 namespace {
@@ -29,18 +28,21 @@ HierarchyEngine::HierarchyEngine(HostLayout layout, HierarchyParts parts)
       spread_(std::move(parts.spread)),
       headers_(std::move(parts.headers)),
       ordered_(parts.ordered) {
-  const bool fits = !across_ || static_cast<std::size_t>(across_->info().rank) == layout_.position(layout_.place, layout_.host);
+  const bool fits =
+      !across_ || static_cast<std::size_t>(across_->info().rank) == layout_.position(layout_.place, layout_.host);
   const bool ways = fits && carries() == (across_ != nullptr) && (layout_.place == 0) == (leaders_ != nullptr) &&
                     alone() == (collect_ == nullptr);
-  if (layout_.hosts.size() < 2 || !ways || layout_.rank != info().rank || layout_.ranks() != static_cast<std::size_t>(info().size)) {
-    throw Error(ErrorCode::invalid_argument,
-                "a hierarchy of " + std::to_string(layout_.hosts.size()) + " hosts and " + std::to_string(layout_.ranks()) + " ranks over " +
-                    info().name + ", rank " + std::to_string(info().rank) + " of " + std::to_string(info().size) + ", the " +
-                    std::to_string(layout_.place) + "th of " + std::to_string(layout_.own().size()) + " on its host, of which " +
-                    std::to_string(carriers()) + " carry: " + (across_ ? "with" : "without") + " a group across hosts and " +
-                    (leaders_ ? "with" : "without") +
-                    " one for headers. There must be two hosts or more; the first `carriers` ranks of a host have a group "
-                    "across, with ranks in the order of theirs, and the first rank one for headers");
+  if (layout_.hosts.size() < 2 || !ways || layout_.rank != info().rank ||
+      layout_.ranks() != static_cast<std::size_t>(info().size)) {
+    throw Error(
+        ErrorCode::invalid_argument,
+        "a hierarchy of " + std::to_string(layout_.hosts.size()) + " hosts and " + std::to_string(layout_.ranks()) +
+            " ranks over " + info().name + ", rank " + std::to_string(info().rank) + " of " +
+            std::to_string(info().size) + ", the " + std::to_string(layout_.place) + "th of " +
+            std::to_string(layout_.own().size()) + " on its host, of which " + std::to_string(carriers()) + " carry: " +
+            (across_ ? "with" : "without") + " a group across hosts and " + (leaders_ ? "with" : "without") +
+            " one for headers. There must be two hosts or more; the first `carriers` ranks of a host have a group "
+            "across, with ranks in the order of theirs, and the first rank one for headers");
   }
 }
 
@@ -55,11 +57,16 @@ std::vector<DataCall> HierarchyEngine::parts_of(const DataCall& call) const {
 EngineOp HierarchyEngine::start(const DataCall& call, Milliseconds timeout) {
   if (call.out.device.kind != Device::Kind::cpu) return flat_->start(call, timeout);
   switch (call.operation) {
-    case Operation::all_reduce: return begin(all_reduce(call, timeout));
-    case Operation::broadcast: return begin(broadcast(call, timeout));
-    case Operation::all_gather: return begin(all_gather(call, timeout));
-    case Operation::reduce_scatter: return begin(reduce_scatter(call, timeout));
-    default: return flat_->start(call, timeout);
+    case Operation::all_reduce:
+      return begin(all_reduce(call, timeout));
+    case Operation::broadcast:
+      return begin(broadcast(call, timeout));
+    case Operation::all_gather:
+      return begin(all_gather(call, timeout));
+    case Operation::reduce_scatter:
+      return begin(reduce_scatter(call, timeout));
+    default:
+      return flat_->start(call, timeout);
   }
 }
 
@@ -81,12 +88,14 @@ EngineOp HierarchyEngine::gather_bytes(const void* block, std::size_t bytes, Mil
     return op;
   };
   if (alone()) return cross(1);
-  EngineOp op = local(headers_->all_gather(part_of(own, 0, layout_.own().size() * bytes), mine, local_options("headers", timeout)));
+  EngineOp op = local(
+      headers_->all_gather(part_of(own, 0, layout_.own().size() * bytes), mine, local_options("headers", timeout)));
   op.then = cross;
   return op;
 }
 
-EngineOp HierarchyEngine::spread_headers(Buffer all, std::size_t host_bytes, std::size_t bytes, Milliseconds timeout) const {
+EngineOp HierarchyEngine::spread_headers(Buffer all, std::size_t host_bytes, std::size_t bytes,
+                                         Milliseconds timeout) const {
   EngineOp op = local(alone() ? Work() : headers_->broadcast(all, 0, local_options("headers of all hosts", timeout)));
   op.gathered = [this, all, host_bytes, bytes] {
     std::vector<std::uint8_t> out(layout_.ranks() * bytes);

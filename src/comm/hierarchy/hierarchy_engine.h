@@ -1,9 +1,9 @@
 #pragma once
 
+#include <unisono/process_group.h>
+
 #include <memory>
 #include <vector>
-
-#include <unisono/process_group.h>
 
 #include "comm/hierarchy/blocks.h"
 #include "comm/hierarchy/journey.h"
@@ -14,7 +14,7 @@ namespace unisono {
 
 /// What a hierarchy is made of.
 struct HierarchyParts {
-  std::unique_ptr<Engine> flat;     ///< over all ranks: notices, device memory, all_to_all
+  std::unique_ptr<Engine> flat;  ///< over all ranks: notices, device memory, all_to_all
   /// The carriers with this rank's place, one per host, in the order of their ranks; null on a rank that is no carrier.
   std::unique_ptr<Engine> across;
   std::unique_ptr<Engine> leaders;  ///< the first ranks of the hosts, for headers; null on every other

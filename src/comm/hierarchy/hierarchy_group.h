@@ -1,11 +1,11 @@
 #pragma once
 
+#include <unisono/make_group.h>
+
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
-
-#include <unisono/make_group.h>
 
 #include "comm/hierarchy/hierarchy_engine.h"
 
@@ -24,7 +24,7 @@ using OpenHostStore = std::function<std::shared_ptr<Store>(const std::string& na
 
 /// Finds out which ranks share a host and makes the group that suits: a hierarchy, or `flat` alone where each rank has a host of its own or
 /// all have the same. *Collective*, *blocks*. *Throws* as `find_hosts`, `make_hierarchy` and what is given.
-std::shared_ptr<ProcessGroup> make_over_hosts(std::unique_ptr<Engine> flat, const MakeEngine& make, const OpenHostStore& open,
-                                              std::chrono::nanoseconds timeout);
+std::shared_ptr<ProcessGroup> make_over_hosts(std::unique_ptr<Engine> flat, const MakeEngine& make,
+                                              const OpenHostStore& open, std::chrono::nanoseconds timeout);
 
 }  // namespace unisono

@@ -1,10 +1,10 @@
 #pragma once
 
+#include <unisono/process_group.h>
+
 #include <chrono>
 #include <functional>
 #include <memory>
-
-#include <unisono/process_group.h>
 
 #include "comm/issuer/engine.h"
 
@@ -13,10 +13,10 @@ namespace unisono {
 /// The three stretches of a call in two levels; an empty one is passed over. Each has ways of its own, so that calls follow each other
 /// through them, each stretch in the order of the calls. What they read and write they hold themselves.
 struct Journey {
-  std::function<Work()> collect;                     ///< inside the host
-  std::function<EngineOp(double divisor)> cross;     ///< between hosts; of one operation, or of two that are staged
-  std::function<Work()> spread;                      ///< inside the host
-  std::function<void(double divisor)> finish;        ///< brings the result to where it belongs
+  std::function<Work()> collect;                  ///< inside the host
+  std::function<EngineOp(double divisor)> cross;  ///< between hosts; of one operation, or of two that are staged
+  std::function<Work()> spread;                   ///< inside the host
+  std::function<void(double divisor)> finish;     ///< brings the result to where it belongs
 };
 
 /// Starts it. The operation has four stages whatever is passed over, for stages are what keeps calls in order.

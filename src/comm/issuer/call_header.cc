@@ -6,12 +6,15 @@
 namespace unisono {
 namespace {
 
-bool reduces(Operation operation) { return operation == Operation::all_reduce || operation == Operation::reduce_scatter; }
+bool reduces(Operation operation) {
+  return operation == Operation::all_reduce || operation == Operation::reduce_scatter;
+}
 
 bool same_call(const CallHeader& a, const CallHeader& b) {
-  return a.magic == b.magic && a.sequence == b.sequence && a.count == b.count && a.step == b.step && a.bucket == b.bucket &&
-         a.root == b.root && a.priority == b.priority && a.may_round == b.may_round && a.divide_by_sum == b.divide_by_sum && a.words == b.words && a.sums == b.sums &&
-         a.operation == b.operation && a.dtype == b.dtype && a.device == b.device && a.op == b.op && a.what == b.what;
+  return a.magic == b.magic && a.sequence == b.sequence && a.count == b.count && a.step == b.step &&
+         a.bucket == b.bucket && a.root == b.root && a.priority == b.priority && a.may_round == b.may_round &&
+         a.divide_by_sum == b.divide_by_sum && a.words == b.words && a.sums == b.sums && a.operation == b.operation &&
+         a.dtype == b.dtype && a.device == b.device && a.op == b.op && a.what == b.what;
 }
 
 // Splits at the largest power of two below the count, like every reduction of ours.
@@ -25,13 +28,20 @@ double tree_sum(std::span<const ControlRecord> records, std::size_t index) {
 
 const char* to_string(Operation operation) noexcept {
   switch (operation) {
-    case Operation::all_reduce: return "all_reduce";
-    case Operation::broadcast: return "broadcast";
-    case Operation::all_gather: return "all_gather";
-    case Operation::reduce_scatter: return "reduce_scatter";
-    case Operation::all_to_all: return "all_to_all";
-    case Operation::barrier: return "barrier";
-    case Operation::allocate: return "allocate";
+    case Operation::all_reduce:
+      return "all_reduce";
+    case Operation::broadcast:
+      return "broadcast";
+    case Operation::all_gather:
+      return "all_gather";
+    case Operation::reduce_scatter:
+      return "reduce_scatter";
+    case Operation::all_to_all:
+      return "all_to_all";
+    case Operation::barrier:
+      return "barrier";
+    case Operation::allocate:
+      return "allocate";
   }
   return "unknown operation";
 }
@@ -52,7 +62,8 @@ std::string describe(const CallHeader& h) {
   if (h.what[0] != 0) out += std::string(", ") + h.what.data();
   if (h.step >= 0) out += ", step " + std::to_string(h.step);
   if (h.bucket >= 0) out += ", bucket " + std::to_string(h.bucket);
-  if (h.words + h.sums > 0) out += ", control of " + std::to_string(h.words) + " words and " + std::to_string(h.sums) + " sums";
+  if (h.words + h.sums > 0)
+    out += ", control of " + std::to_string(h.words) + " words and " + std::to_string(h.sums) + " sums";
   return out + ") as call " + std::to_string(h.sequence);
 }
 
@@ -82,7 +93,8 @@ std::optional<std::string> find_difference(const std::vector<CallHeader>& header
     if (same_call(headers[0], headers[rank])) continue;
     return "unisono " + group + " group of " + std::to_string(headers.size()) + ": ranks disagree: rank 0 calls " +
            describe(headers[0]) + ", rank " + std::to_string(rank) + " calls " + describe(headers[rank]) +
-           ". All ranks must make the same calls in the same order. No data was touched; the group is unusable now, make a new one.";
+           ". All ranks must make the same calls in the same order. No data was touched; the group is unusable now, "
+           "make a new one.";
   }
   return std::nullopt;
 }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <unisono/process_group.h>
+
 #include <array>
 #include <cstdint>
 #include <optional>
@@ -7,11 +9,17 @@
 #include <type_traits>
 #include <vector>
 
-#include <unisono/process_group.h>
-
 namespace unisono {
 
-enum class Operation : std::uint8_t { all_reduce, broadcast, all_gather, reduce_scatter, all_to_all, barrier, allocate };
+enum class Operation : std::uint8_t {
+  all_reduce,
+  broadcast,
+  all_gather,
+  reduce_scatter,
+  all_to_all,
+  barrier,
+  allocate
+};
 const char* to_string(Operation operation) noexcept;
 
 /// What every rank sends ahead of a call: a fingerprint. Plain bytes.

@@ -1,14 +1,14 @@
 #pragma once
 
+#include <unisono/buffer.h>
+#include <unisono/error.h>
+
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
-
-#include <unisono/buffer.h>
-#include <unisono/error.h>
 
 #include "comm/issuer/call_header.h"
 #include "comm/issuer/notice_board.h"
@@ -55,7 +55,7 @@ struct EngineInfo {
   int size = 1;
   std::chrono::milliseconds timeout{0};
   std::chrono::milliseconds grace{500};  ///< for the engine to end a call at its deadline by itself, where it does that
-  const char* thread = "uni-engine";  ///< name of the thread that issues; 15 characters at most
+  const char* thread = "uni-engine";     ///< name of the thread that issues; 15 characters at most
   /// The longest pause between two looks at operations that tell nobody when they end. Engines that only move while somebody looks
   /// (MPI) want `eager`: no pause at all right after something has moved.
   std::chrono::microseconds pause{100};

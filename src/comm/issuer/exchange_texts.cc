@@ -15,9 +15,11 @@ std::vector<std::uint8_t> gather(Engine& engine, const void* block, std::size_t 
   while (!op.done()) {
     if (Clock::now() > deadline) {
       engine.abort(Error(ErrorCode::timeout, "a start that took too long"));
-      throw Error(ErrorCode::timeout, "unisono " + engine.info().name + " group, rank " + std::to_string(engine.info().rank) + " of " +
-                                          std::to_string(engine.info().size) +
-                                          ": not all ranks told where they are in time. Was every rank started, and does each make this group?");
+      throw Error(
+          ErrorCode::timeout,
+          "unisono " + engine.info().name + " group, rank " + std::to_string(engine.info().rank) + " of " +
+              std::to_string(engine.info().size) +
+              ": not all ranks told where they are in time. Was every rank started, and does each make this group?");
     }
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   }

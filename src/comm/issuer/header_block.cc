@@ -28,7 +28,8 @@ bool HeaderBlock::add(CallHeader& header, const std::vector<std::uint64_t>& reco
   const bool fits = head + padded(record_bytes) <= bytes_.size();
   if (!fits && prefix_.calls > 0) return false;
   header.record_follows = fits ? 0 : 1;
-  header.data_comes = fits && !data.empty() && head + padded(record_bytes) + padded(data.size()) <= bytes_.size() ? 1 : 0;
+  header.data_comes =
+      fits && !data.empty() && head + padded(record_bytes) + padded(data.size()) <= bytes_.size() ? 1 : 0;
   put(&header, sizeof header);
   if (fits) put(record.data(), record_bytes);
   if (header.data_comes != 0) put(data.data(), data.size());
@@ -37,7 +38,8 @@ bool HeaderBlock::add(CallHeader& header, const std::vector<std::uint64_t>& reco
   return true;
 }
 
-HeaderBlock::Read HeaderBlock::read(const std::uint8_t* bytes, std::size_t size, const std::vector<std::size_t>& following) {
+HeaderBlock::Read HeaderBlock::read(const std::uint8_t* bytes, std::size_t size,
+                                    const std::vector<std::size_t>& following) {
   Prefix prefix;
   std::memcpy(&prefix, bytes, sizeof prefix);
   Read out;
@@ -52,10 +54,12 @@ HeaderBlock::Read HeaderBlock::read(const std::uint8_t* bytes, std::size_t size,
     std::memcpy(&header, bytes + at, sizeof header);
     at += padded(sizeof header);
     const std::size_t left = (size - std::min(size, at)) / sizeof(std::uint64_t);
-    std::vector<std::uint64_t> record(header.record_follows != 0 ? 0 : std::min<std::size_t>(left, std::size_t{header.words} + header.sums));
+    std::vector<std::uint64_t> record(
+        header.record_follows != 0 ? 0 : std::min<std::size_t>(left, std::size_t{header.words} + header.sums));
     if (!record.empty()) std::memcpy(record.data(), bytes + at, record.size() * sizeof(record[0]));
     at += padded(record.size() * sizeof(record[0]));
-    const std::size_t data = header.data_comes != 0 ? contribution_bytes(header.operation, header.count, header.dtype) : 0;
+    const std::size_t data =
+        header.data_comes != 0 ? contribution_bytes(header.operation, header.count, header.dtype) : 0;
     out.data.push_back(data > 0 && data <= size && at <= size - data ? bytes + at : nullptr);
     at += padded(data);
     out.headers.push_back(header);

@@ -12,7 +12,9 @@ std::chrono::milliseconds IssuedCall::left() const {
   return std::max(rest, std::chrono::milliseconds(1));
 }
 
-std::size_t IssuedCall::contribution_size() const { return contribution_bytes(header.operation, header.count, header.dtype); }
+std::size_t IssuedCall::contribution_size() const {
+  return contribution_bytes(header.operation, header.count, header.dtype);
+}
 
 void IssuedCall::end(const Error* error, bool withheld, StreamFence outputs_ready) {
   const std::lock_guard lock(mutex_);

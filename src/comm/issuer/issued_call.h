@@ -1,13 +1,13 @@
 #pragma once
 
+#include <unisono/work.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
-
-#include <unisono/work.h>
 
 #include "comm/issuer/engine.h"
 
@@ -35,7 +35,7 @@ class IssuedCall final : public WorkState {
   std::vector<const void*> given;                             ///< of a short call: all ranks' data, once it has come
   ControlRecord combined;
   std::shared_ptr<IssuedCall> whole;  ///< of a part: the call it is a part of
-  std::size_t parts_left = 0;       ///< of a whole
+  std::size_t parts_left = 0;         ///< of a whole
 
   std::chrono::milliseconds left() const;  ///< until the deadline; at least one
   /// What each rank gives, if it is a short call.

@@ -59,7 +59,8 @@ Work IssuedGroup::submit(DataCall data, std::size_t count, const CallOptions& op
 Work IssuedGroup::all_reduce(Buffer data, const AllReduceOptions& options) {
   check_all_reduce(*this, data, options, served(data));
   const auto count = data.count;
-  return submit({Operation::all_reduce, std::move(data), {}, options.op, 0, options.may_round}, count, options, options.divide_by_sum);
+  return submit({Operation::all_reduce, std::move(data), {}, options.op, 0, options.may_round}, count, options,
+                options.divide_by_sum);
 }
 
 Work IssuedGroup::broadcast(Buffer data, int root, const CallOptions& options) {
@@ -77,7 +78,8 @@ Work IssuedGroup::all_gather(Buffer out, Buffer in, const CallOptions& options) 
 Work IssuedGroup::reduce_scatter(Buffer out, Buffer in, const AllReduceOptions& options) {
   check_reduce_scatter(*this, out, in, options, served(out));
   const auto count = out.count;
-  return submit({Operation::reduce_scatter, std::move(out), std::move(in), options.op}, count, options, options.divide_by_sum);
+  return submit({Operation::reduce_scatter, std::move(out), std::move(in), options.op}, count, options,
+                options.divide_by_sum);
 }
 
 Work IssuedGroup::all_to_all(Buffer out, Buffer in, const CallOptions& options) {
@@ -101,9 +103,9 @@ Buffer IssuedGroup::allocate(std::size_t bytes) {
   auto work = submit({Operation::allocate, {}, {}}, bytes, options);
   work.wait();
   if (work.control().words[0] != 0)
-    throw Error(ErrorCode::invalid_argument, describe_call(*this, "allocate", -1) + ": " + std::to_string(bytes) +
-                                                 " bytes are not to be had on " + (memory ? "another rank" : "this rank") +
-                                                 "; use fewer or smaller buckets");
+    throw Error(ErrorCode::invalid_argument,
+                describe_call(*this, "allocate", -1) + ": " + std::to_string(bytes) + " bytes are not to be had on " +
+                    (memory ? "another rank" : "this rank") + "; use fewer or smaller buckets");
   return {memory.get(), bytes, Dtype::u8, {}, memory};
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 
-#include <memory>
-
 #include <unisono/process_group.h>
+
+#include <memory>
 
 #include "comm/issuer/issuer.h"
 

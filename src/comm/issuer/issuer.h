@@ -11,8 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include "comm/issuer/issued_call.h"
 #include "comm/issuer/header_block.h"
+#include "comm/issuer/issued_call.h"
 #include "comm/issuer/notice_board.h"
 #include "comm/issuer/service_order.h"
 #include "comm/issuer/short_call.h"
@@ -57,8 +57,8 @@ class Issuer {
   std::chrono::microseconds pause();
   bool must_poll() const;
   bool idle() const {
-    return waiting_.empty() && agreed_.empty() && following_.empty() && held_.empty() && halfway_.empty() && moving_.empty() &&
-           !exchange_;
+    return waiting_.empty() && agreed_.empty() && following_.empty() && held_.empty() && halfway_.empty() &&
+           moving_.empty() && !exchange_;
   }
   void step();
   void move_on(const IssuedCall*& current);
@@ -96,12 +96,12 @@ class Issuer {
   std::int64_t next_sequence_ = 0;
   bool stop_ = false;
   // The thread's own.
-  std::deque<CallPtr> waiting_;           // not known to have been made by all ranks
-  std::optional<EngineOp> exchange_;      // of the headers of the first of them
-  CallPtr subject_;                       // the call that is named when the exchange fails
-  std::deque<CallPtr> agreed_;            // made by all ranks; their records or data are next
+  std::deque<CallPtr> waiting_;       // not known to have been made by all ranks
+  std::optional<EngineOp> exchange_;  // of the headers of the first of them
+  CallPtr subject_;                   // the call that is named when the exchange fails
+  std::deque<CallPtr> agreed_;        // made by all ranks; their records or data are next
   ShortCalls short_;
-  std::deque<CallPtr> following_;  // short ones: their data goes with the next headers
+  std::deque<CallPtr> following_;         // short ones: their data goes with the next headers
   std::map<std::int64_t, CallPtr> held_;  // their data waits for its turn
   ServiceOrder order_;
   std::deque<CallPtr> halfway_;  // in the first of two halves; nothing else is begun meanwhile
@@ -109,9 +109,9 @@ class Issuer {
   std::vector<EngineOp> abandoned_;  // of failed calls: the engine may still use their memory
   IssuedCall::Clock::time_point looked_;
   IssuedCall::Clock::time_point moved_;  // when something last began or ended
-  std::int64_t newest_ = -1;           // call that was made here
-  std::int64_t posted_sequence_ = -1;  // the newest when this rank last said that it waits
-  std::string last_entered_;  // the newest call that every rank has entered
+  std::int64_t newest_ = -1;             // call that was made here
+  std::int64_t posted_sequence_ = -1;    // the newest when this rank last said that it waits
+  std::string last_entered_;             // the newest call that every rank has entered
   std::thread thread_;
 };
 

@@ -15,7 +15,8 @@ void Issuer::send_headers() {
     call->header.words = static_cast<std::uint32_t>(call->record.words.size());
     call->header.sums = static_cast<std::uint32_t>(call->record.sums.size());
     std::span<const std::byte> data;
-    if (short_.is_short(call->data)) data = {static_cast<const std::byte*>(contribution(call->data)), call->contribution_size()};
+    if (short_.is_short(call->data))
+      data = {static_cast<const std::byte*>(contribution(call->data)), call->contribution_size()};
     if (!block.add(call->header, pack(call->record), data)) break;
   }
   exchange_ = engine_->gather_bytes(block.bytes().data(), block.bytes().size(), subject_->left());
@@ -28,7 +29,8 @@ void Issuer::read_headers() {
   const auto following = bytes_following();
   const std::size_t size = HeaderBlock::size_with(following, short_.room());
   std::vector<HeaderBlock::Read> blocks;
-  for (std::size_t at = 0; at < received->size(); at += size) blocks.push_back(HeaderBlock::read(received->data() + at, size, following));
+  for (std::size_t at = 0; at < received->size(); at += size)
+    blocks.push_back(HeaderBlock::read(received->data() + at, size, following));
   for (std::size_t i = 0; i < following.size(); ++i) {
     IssuedCall& call = *following_[i];
     call.received = received;

@@ -10,7 +10,7 @@ namespace unisono {
 namespace {
 
 using Clock = IssuedCall::Clock;
-constexpr auto kSlice = std::chrono::milliseconds(50);   // between looks at deadlines and at the notice board
+constexpr auto kSlice = std::chrono::milliseconds(50);  // between looks at deadlines and at the notice board
 
 bool mentions(const std::string& text, std::initializer_list<const char*> words) {
   return std::any_of(words.begin(), words.end(),
@@ -105,10 +105,12 @@ Error Issuer::lost(const IssuedCall& call, const std::string& engine_text) {
   } else if (board_) {
     const auto silent = board_->unheard(std::clamp(call.left(), std::chrono::milliseconds(100), kPatience));
     if (auto failure = posted_failure()) return *failure;
-    if (!silent.empty()) who += ", and " + list(silent) + (silent.size() == 1 ? " does" : " do") + " not answer any more";
+    if (!silent.empty())
+      who += ", and " + list(silent) + (silent.size() == 1 ? " does" : " do") + " not answer any more";
     if (const auto silence = board_->silence(); silent.empty() && !silence.empty()) who += ", and " + silence;
   }
-  return Error(ErrorCode::peer_lost, describe_(call) + ": " + who + " (" + engine_text + "). The group is unusable now.");
+  return Error(ErrorCode::peer_lost,
+               describe_(call) + ": " + who + " (" + engine_text + "). The group is unusable now.");
 }
 
 Error Issuer::translate(const IssuedCall& call, const std::exception& raised) {
@@ -120,7 +122,8 @@ Error Issuer::translate(const IssuedCall& call, const std::exception& raised) {
   // A peer that left because its group had failed has said so before it went.
   if (auto failure = posted_failure()) return *failure;
   if (ours && ours->code() != ErrorCode::peer_lost) return Error(ours->code(), describe_(call) + ": " + text);
-  if (ours || mentions(text, {"onnection", "closed", "reset", "roken pipe", "ransport endpoint"})) return lost(call, text);
+  if (ours || mentions(text, {"onnection", "closed", "reset", "roken pipe", "ransport endpoint"}))
+    return lost(call, text);
   return Error(ErrorCode::internal, describe_(call) + ": the engine failed: " + text);
 }
 

@@ -1,12 +1,12 @@
 #pragma once
 
+#include <unisono/error.h>
+
 #include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include <unisono/error.h>
 
 namespace unisono {
 

@@ -30,18 +30,21 @@ EngineOp in_flight(std::shared_ptr<MpiTransfer> transfer) {
 }
 
 // Reduces blocks that lie one behind the other, one per rank.
-void reduce(const std::byte* blocks, std::size_t ranks, void* out, std::size_t count, const DataCall& call, double divisor) {
+void reduce(const std::byte* blocks, std::size_t ranks, void* out, std::size_t count, const DataCall& call,
+            double divisor) {
   const Dtype dtype = call.out.dtype;
   std::vector<const void*> in;
   for (std::size_t r = 0; r < ranks; ++r) in.push_back(blocks + r * count * size_of(dtype));
-  tree_reduce(in, std::span<void* const>(&out, 1), count, dtype, call.op == ReduceOp::avg ? ReduceOp::sum : call.op, divisor);
+  tree_reduce(in, std::span<void* const>(&out, 1), count, dtype, call.op == ReduceOp::avg ? ReduceOp::sum : call.op,
+              divisor);
 }
 
 std::size_t slice_of(std::size_t count, std::size_t ranks) { return (count + ranks - 1) / ranks; }
 
 }  // namespace
 
-MpiCommunicator::MpiCommunicator(MpiLibrary& library, MpiHandle parent, std::chrono::nanoseconds timeout) : library_(library) {
+MpiCommunicator::MpiCommunicator(MpiLibrary& library, MpiHandle parent, std::chrono::nanoseconds timeout)
+    : library_(library) {
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   MpiTransfer copy(library, "MPI_Comm_idup", sizeof(MpiHandle));
   auto* handle = reinterpret_cast<MpiHandle*>(copy.data());
@@ -94,13 +97,19 @@ std::vector<DataCall> MpiEngine::parts_of(const DataCall& call) const {
 
 EngineOp MpiEngine::start(const DataCall& call, Milliseconds) {
   switch (call.operation) {
-    case Operation::all_reduce: return all_reduce(call);
-    case Operation::reduce_scatter: return reduce_scatter(call);
-    case Operation::broadcast: return broadcast(call);
-    case Operation::all_gather: return all_gather(call);
-    case Operation::all_to_all: return all_to_all(call);
+    case Operation::all_reduce:
+      return all_reduce(call);
+    case Operation::reduce_scatter:
+      return reduce_scatter(call);
+    case Operation::broadcast:
+      return broadcast(call);
+    case Operation::all_gather:
+      return all_gather(call);
+    case Operation::all_to_all:
+      return all_to_all(call);
     case Operation::barrier:
-    case Operation::allocate: break;
+    case Operation::allocate:
+      break;
   }
   throw Error(ErrorCode::internal, std::string(to_string(call.operation)) + " moves no data");
 }
@@ -127,7 +136,8 @@ void MpiEngine::abort(const Error&) {
 EngineOp MpiEngine::all_reduce(const DataCall& call) {
   constexpr std::size_t kShort = 32 << 10;  // bytes received by each rank
   if (ranks() <= 2 || call.out.bytes() * ranks() <= kShort) return reduce_gathered(call);
-  const std::size_t count = slice_of(call.out.count, ranks()), slice = count * size_of(call.out.dtype), all = slice * ranks();
+  const std::size_t count = slice_of(call.out.count, ranks()), slice = count * size_of(call.out.dtype),
+                    all = slice * ranks();
   const auto first = std::make_shared<MpiTransfer>(library_, "MPI_Ialltoall", 2 * all);
   std::byte* const in = first->data();
   std::memcpy(in, call.out.data, call.out.bytes());

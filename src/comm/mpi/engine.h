@@ -72,7 +72,7 @@ class MpiEngine final : public Engine {
   MpiNoticeBoard* board_ = nullptr;  // the issuer's
   std::size_t longest_block_;
   std::chrono::nanoseconds start_timeout_;
-  MpiCommunicator calls_;   // what all ranks begin in the order of the calls; notices too
+  MpiCommunicator calls_;    // what all ranks begin in the order of the calls; notices too
   MpiCommunicator seconds_;  // the second halves of all-reduces
 };
 

@@ -1,6 +1,7 @@
 #include "comm/mpi/library.h"
 
 #include <dlfcn.h>
+#include <unisono/error.h>
 
 #include <algorithm>
 #include <array>
@@ -8,8 +9,6 @@
 #include <cstdlib>
 #include <thread>
 #include <utility>
-
-#include <unisono/error.h>
 
 #include "base/env.h"
 
@@ -66,7 +65,8 @@ const Loaded& loaded() {
 }
 
 const char* name_of(int level) {
-  constexpr const char* kNames[] = {"MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED", "MPI_THREAD_MULTIPLE"};
+  constexpr const char* kNames[] = {"MPI_THREAD_SINGLE", "MPI_THREAD_FUNNELED", "MPI_THREAD_SERIALIZED",
+                                    "MPI_THREAD_MULTIPLE"};
   return kNames[level];
 }
 

@@ -48,7 +48,7 @@ class MpiLibrary {
   const MpiShim* shim_;
   std::mutex mutex_;
   bool ours_ = false;
-  int in_flight_ = 0;             // requests of transfers that live
+  int in_flight_ = 0;            // requests of transfers that live
   std::vector<MpiHandle> left_;  // requests of transfers that are gone
 };
 

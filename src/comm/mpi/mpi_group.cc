@@ -18,7 +18,9 @@ void check_world(MpiLibrary& library, const GroupOptions& options) {
   std::string text = "unisono mpi group: the options or the environment say " + rank_of(options.rank, options.size) +
                      ", and MPI says " + rank_of(rank, size) + ".";
   if (size == 1)
-    text += " MPI was not started by its own launcher: use the mpirun of the same MPI, or with Slurm srun --mpi=pmix (or pmi2).";
+    text +=
+        " MPI was not started by its own launcher: use the mpirun of the same MPI, or with Slurm srun --mpi=pmix (or "
+        "pmi2).";
   throw Error(ErrorCode::invalid_argument, text);
 }
 
@@ -34,10 +36,11 @@ std::shared_ptr<ProcessGroup> make_mpi_group(MpiLibrary& library, MpiHandle pare
   return std::make_shared<IssuedGroup>(std::make_unique<MpiEngine>(library, parent, options));
 }
 
-std::shared_ptr<ProcessGroup> make_mpi_group_over_hosts(MpiLibrary& library, MpiHandle parent, const MpiEngineOptions& options,
-                                                        const OpenHostStore& open) {
+std::shared_ptr<ProcessGroup> make_mpi_group_over_hosts(MpiLibrary& library, MpiHandle parent,
+                                                        const MpiEngineOptions& options, const OpenHostStore& open) {
   auto flat = std::make_unique<MpiEngine>(library, parent, options);
-  const auto make = [&, rank = flat->info().rank](const std::string&, const std::vector<int>& ranks) -> std::unique_ptr<Engine> {
+  const auto make = [&, rank = flat->info().rank](const std::string&,
+                                                  const std::vector<int>& ranks) -> std::unique_ptr<Engine> {
     const bool member = std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
     MpiHandle part{};
     library.call("MPI_Comm_split", [&](const MpiShim& mpi) { return mpi.split(parent, member ? 0 : 1, &part); });
@@ -57,7 +60,8 @@ std::shared_ptr<ProcessGroup> make_mpi_group(const GroupOptions& options) {
 std::shared_ptr<ProcessGroup> make_mpi_group_over_hosts(const GroupOptions& options, const OpenHostStore& open) {
   MpiLibrary& library = MpiLibrary::instance();
   check_world(library, options);
-  return make_mpi_group_over_hosts(library, library.world(), {.timeout = options.timeout, .start_timeout = options.start_timeout}, open);
+  return make_mpi_group_over_hosts(library, library.world(),
+                                   {.timeout = options.timeout, .start_timeout = options.start_timeout}, open);
 }
 
 }  // namespace unisono

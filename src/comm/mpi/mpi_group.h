@@ -1,9 +1,9 @@
 #pragma once
 
+#include <unisono/make_group.h>
+
 #include <memory>
 #include <string>
-
-#include <unisono/make_group.h>
 
 #include "comm/hierarchy/hierarchy_group.h"
 #include "comm/mpi/engine.h"
@@ -22,8 +22,8 @@ std::shared_ptr<ProcessGroup> make_mpi_group(MpiLibrary& library, MpiHandle pare
 
 /// The same in two levels where there are several hosts with several ranks: shared memory inside a host, MPI between. *Throws* as
 /// `make_over_hosts`.
-std::shared_ptr<ProcessGroup> make_mpi_group_over_hosts(MpiLibrary& library, MpiHandle parent, const MpiEngineOptions& options,
-                                                        const OpenHostStore& open);
+std::shared_ptr<ProcessGroup> make_mpi_group_over_hosts(MpiLibrary& library, MpiHandle parent,
+                                                        const MpiEngineOptions& options, const OpenHostStore& open);
 /// Of all ranks of MPI_COMM_WORLD, as `make_mpi_group(options)`.
 std::shared_ptr<ProcessGroup> make_mpi_group_over_hosts(const GroupOptions& options, const OpenHostStore& open);
 

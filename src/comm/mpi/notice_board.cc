@@ -64,7 +64,8 @@ void MpiNoticeBoard::post_failure(const Error& cause) noexcept try {
   const auto all_sent = [this] {
     return std::all_of(sent_.begin(), sent_.end(), [](const auto& message) { return message->done(); });
   };
-  while (!all_sent() && std::chrono::steady_clock::now() < end) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  while (!all_sent() && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
 } catch (const std::exception&) {
 }
 

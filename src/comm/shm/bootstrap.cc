@@ -38,8 +38,8 @@ struct Card {
 std::string write(const Card& c) {
   std::ostringstream out;
   out << c.process.to_string() << '\n'
-      << c.size << ' ' << c.control_fd << ' ' << c.staging_fd << ' ' << c.inbox_fd << ' ' << c.control << ' ' << c.staging
-      << ' ' << c.inbox << '\n'
+      << c.size << ' ' << c.control_fd << ' ' << c.staging_fd << ' ' << c.inbox_fd << ' ' << c.control << ' '
+      << c.staging << ' ' << c.inbox << '\n'
       << c.failure;
   return out.str();
 }
@@ -97,7 +97,8 @@ class Bootstrap {
 
   void make_own_memory() {
     const Room room = room_of_process();
-    const std::uint64_t needed = std::max({ControlSegment::bytes(options_.size), kStagingBytes, Inbox::bytes(options_.size)});
+    const std::uint64_t needed =
+        std::max({ControlSegment::bytes(options_.size), kStagingBytes, Inbox::bytes(options_.size)});
     if (needed > room.bytes) {
       throw Error(ErrorCode::invalid_argument, here() + "a rank needs files of " + std::to_string(needed) +
                                                    " bytes and " + room.limit + " leaves " +
@@ -129,8 +130,8 @@ class Bootstrap {
     if (!text) return;
     const Card c = read(*text);
     if (!c.failure.empty()) {
-      throw Error(ErrorCode::invalid_argument, here() + "rank " + std::to_string(rank) + ", " + c.process.shown() +
-                                                   ", cannot start: " + c.failure);
+      throw Error(ErrorCode::invalid_argument,
+                  here() + "rank " + std::to_string(rank) + ", " + c.process.shown() + ", cannot start: " + c.failure);
     }
     check_neighbour(rank, c);
     cards_[static_cast<std::size_t>(rank)] = c;

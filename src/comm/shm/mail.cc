@@ -9,7 +9,12 @@ namespace unisono::shm {
 
 Mail::Mail(std::shared_ptr<Mailbox> mailbox, Direction direction, Buffer data, int peer, std::int64_t tag,
            std::chrono::nanoseconds timeout)
-    : mailbox_(std::move(mailbox)), direction_(direction), data_(std::move(data)), asked_(peer), peer_(peer), tag_(tag),
+    : mailbox_(std::move(mailbox)),
+      direction_(direction),
+      data_(std::move(data)),
+      asked_(peer),
+      peer_(peer),
+      tag_(tag),
       issued_ns_(now_ns()) {
   deadline_ns_ = timeout.count() > INT64_MAX - issued_ns_ ? INT64_MAX : issued_ns_ + timeout.count();
 }

@@ -39,10 +39,16 @@ void each_run(std::byte* ring, std::uint64_t position, std::size_t bytes, const 
 }  // namespace
 
 Mailbox::Mailbox(std::string name, int rank, Attachment attachment)
-    : name_(std::move(name)), rank_(rank), size_(static_cast<int>(attachment.processes.size())),
-      attachment_(std::move(attachment)), segment_(attachment_.control->data(), size_), inboxes_(inboxes_of(attachment_)),
-      peers_(rank, attachment_.processes), outgoing_(static_cast<std::size_t>(size_)),
-      incoming_(static_cast<std::size_t>(size_)), lane_ready_(static_cast<std::size_t>(size_), false) {}
+    : name_(std::move(name)),
+      rank_(rank),
+      size_(static_cast<int>(attachment.processes.size())),
+      attachment_(std::move(attachment)),
+      segment_(attachment_.control->data(), size_),
+      inboxes_(inboxes_of(attachment_)),
+      peers_(rank, attachment_.processes),
+      outgoing_(static_cast<std::size_t>(size_)),
+      incoming_(static_cast<std::size_t>(size_)),
+      lane_ready_(static_cast<std::size_t>(size_), false) {}
 
 Mailbox::~Mailbox() { close(); }
 
@@ -50,8 +56,8 @@ void Mailbox::close() {
   Lock lock(mutex_);
   stop_ = true;
   if (pending_ > 0)
-    fail(Error(ErrorCode::peer_lost, "group " + name_ + ": rank " + std::to_string(rank_) +
-                                         " left the group with messages under way"));
+    fail(Error(ErrorCode::peer_lost,
+               "group " + name_ + ": rank " + std::to_string(rank_) + " left the group with messages under way"));
   sweep(lock);
   changed_.notify_all();
   wake_all(inboxes_[static_cast<std::size_t>(rank_)].event());
@@ -119,7 +125,8 @@ void Mailbox::run() {
       deep_ = true;
       changed_.wait(lock, [this] { return stop_ || pending_ > 0; });
       deep_ = false;
-      changed_.wait_for(lock, kTick, [this] { return stop_; });  // most are waited for at once: leave them to the waiter
+      changed_.wait_for(lock, kTick,
+                        [this] { return stop_; });  // most are waited for at once: leave them to the waiter
     } else if (drivers_.load() > 0) {
       changed_.wait_for(lock, kTick, [this] { return stop_; });
     } else {
@@ -144,7 +151,8 @@ bool Mailbox::advance() {
   } catch (const Error& error) {
     fail(error);
   } catch (const std::exception& error) {  // no memory to put a message aside
-    fail(Error(ErrorCode::internal, "group " + name_ + ", rank " + std::to_string(rank_) + ", messages: " + error.what()));
+    fail(Error(ErrorCode::internal,
+               "group " + name_ + ", rank " + std::to_string(rank_) + ", messages: " + error.what()));
   }
   return moved;
 }

@@ -13,7 +13,9 @@ namespace {
 constexpr std::int64_t kLookAtPeers = 50'000'000;  // ns between looks at whether peers live
 constexpr std::int64_t kLookAtMail = 1'000'000;    // ns between looks at all deadlines
 
-std::string shown(std::uint64_t count, Dtype dtype) { return std::to_string(count) + " " + std::string(to_string(dtype)); }
+std::string shown(std::uint64_t count, Dtype dtype) {
+  return std::to_string(count) + " " + std::string(to_string(dtype));
+}
 
 }  // namespace
 
@@ -28,7 +30,8 @@ std::string Mailbox::place_of(const Mail& mail) const {
 void Mailbox::require_alike(const Mail& mail, int from, const MailHeader& header) const {
   const auto dtype = static_cast<Dtype>(header.dtype);
   if (mail.data_.count == header.count && mail.data_.dtype == dtype) return;
-  throw Error(ErrorCode::mismatch, place_of(mail) + "rank " + std::to_string(from) + " sent " + shown(header.count, dtype) +
+  throw Error(ErrorCode::mismatch, place_of(mail) + "rank " + std::to_string(from) + " sent " +
+                                       shown(header.count, dtype) +
                                        "; both sides must give tensors of one size and dtype");
 }
 
@@ -49,7 +52,8 @@ void Mailbox::look_for_trouble(std::int64_t now) {
   for (const auto& mail : all) {
     if (now < mail->deadline_ns_) continue;
     const bool sends = mail->direction_ == Mail::Direction::send;
-    throw Error(ErrorCode::timeout, place_of(*mail) + (sends ? "it has not been received within " : "no such message came within ") +
+    throw Error(ErrorCode::timeout, place_of(*mail) +
+                                        (sends ? "it has not been received within " : "no such message came within ") +
                                         std::to_string((now - mail->issued_ns_) / 1'000'000) +
                                         " ms. Does the other side make the matching call, with the same tag?");
   }
@@ -65,7 +69,8 @@ void Mailbox::look_for_trouble(std::int64_t now) {
     const std::uint64_t gone = any ? (dead | (left == others ? left : 0)) : (dead | left) & 1ull << mail->peer_;
     for (int r = 0; r < size_; ++r) {
       if (!(gone >> r & 1) || (mail->direction_ == Mail::Direction::receive && has_mail_from(r))) continue;
-      throw Error(ErrorCode::peer_lost, place_of(*mail) + "rank " + std::to_string(r) + ", " + peers_.process(r).shown() +
+      throw Error(ErrorCode::peer_lost, place_of(*mail) + "rank " + std::to_string(r) + ", " +
+                                            peers_.process(r).shown() +
                                             (dead >> r & 1 ? ", died. " : ", left the group. ") +
                                             "Look for its first error; the group can no longer be used.");
     }

@@ -1,13 +1,12 @@
 #pragma once
 
+#include <unisono/work.h>
+
 #include <chrono>
 #include <exception>
 #include <mutex>
-#include <utility>
-
 #include <torch/csrc/distributed/c10d/Work.hpp>
-
-#include <unisono/work.h>
+#include <utility>
 
 namespace unisono {
 

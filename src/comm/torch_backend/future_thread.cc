@@ -18,8 +18,8 @@ struct FutureThread::State {
   std::condition_variable changed;
   std::deque<c10::intrusive_ptr<TorchWork>> queue;
   std::vector<std::thread> threads;
-  int idle = 0;         // wait for something to do
-  bool led = false;     // one thread waits for a call
+  int idle = 0;      // wait for something to do
+  bool led = false;  // one thread waits for a call
   int in_callbacks = 0;
   bool stop = false;
 
@@ -59,7 +59,8 @@ void FutureThread::run(const std::shared_ptr<State>& state) {
   std::unique_lock lock(state->mutex);
   while (true) {
     ++state->idle;
-    state->changed.wait(lock, [&] { return (state->stop && state->queue.empty()) || (!state->led && !state->queue.empty()); });
+    state->changed.wait(
+        lock, [&] { return (state->stop && state->queue.empty()) || (!state->led && !state->queue.empty()); });
     --state->idle;
     if (state->queue.empty()) return;
     auto work = std::move(state->queue.front());

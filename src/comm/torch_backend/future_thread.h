@@ -1,8 +1,8 @@
 #pragma once
 
-#include <memory>
-
 #include <c10/util/intrusive_ptr.h>
+
+#include <memory>
 
 namespace unisono {
 

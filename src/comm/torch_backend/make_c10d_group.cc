@@ -1,8 +1,8 @@
+#include <unisono/c10d.h>
+
 #include <map>
 #include <mutex>
 #include <utility>
-
-#include <unisono/c10d.h>
 
 #include "comm/c10d/engine.h"
 #include "comm/issuer/issued_group.h"
@@ -27,7 +27,8 @@ Adapters& adapters() {
 // A world of one needs no engine, unless for memory that only an engine reaches.
 std::shared_ptr<ProcessGroup> adapt(c10::intrusive_ptr<c10d::ProcessGroup> group, bool ordered) {
   auto engine = std::make_unique<C10dEngine>(std::move(group), ordered);
-  if (engine->info().size > 1 || engine->serves(Device::Kind::cuda)) return std::make_shared<IssuedGroup>(std::move(engine));
+  if (engine->info().size > 1 || engine->serves(Device::Kind::cuda))
+    return std::make_shared<IssuedGroup>(std::move(engine));
   GroupOptions options;
   options.timeout = engine->info().timeout;
   return make_serial_group(options);
@@ -60,12 +61,15 @@ std::shared_ptr<ProcessGroup> find_or_adapt(c10::intrusive_ptr<c10d::ProcessGrou
 
 }  // namespace
 
-std::shared_ptr<ProcessGroup> make_c10d_group(c10::intrusive_ptr<c10d::ProcessGroup> group) { return find_or_adapt(std::move(group), false); }
+std::shared_ptr<ProcessGroup> make_c10d_group(c10::intrusive_ptr<c10d::ProcessGroup> group) {
+  return find_or_adapt(std::move(group), false);
+}
 
 std::shared_ptr<ProcessGroup> make_ordered_group(c10::intrusive_ptr<c10d::ProcessGroup> group) {
   auto made = find_or_adapt(std::move(group), true);
   if (made->name().starts_with("c10d/"))
-    throw Error(ErrorCode::invalid_argument, "make_ordered_group: the group is already used as " + made->name() + "; make another of the same ranks");
+    throw Error(ErrorCode::invalid_argument, "make_ordered_group: the group is already used as " + made->name() +
+                                                 "; make another of the same ranks");
   return made;
 }
 

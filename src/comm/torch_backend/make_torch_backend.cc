@@ -1,9 +1,8 @@
-#include <utility>
-
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include <unisono/c10d.h>
 #include <unisono/torch_backend.h>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
 
 #include "comm/torch_backend/torch_backend.h"
 

@@ -1,15 +1,14 @@
 #include "comm/torch_backend/staging.h"
 
-#include <algorithm>
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/scalar_tensor.h>
-#include <torch/csrc/distributed/c10d/Types.hpp>
-
 #include <unisono/error.h>
+
+#include <algorithm>
+#include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "comm/c10d/tensors.h"
 
@@ -38,7 +37,8 @@ bool in_order(const at::Tensor& tensor) { return tensor.is_contiguous() && !tens
 void check_dense_cpu(const at::Tensor& tensor, const char* operation) {
   if (!tensor.defined()) refuse(operation, "the tensor is undefined");
   if (!tensor.device().is_cpu())
-    refuse(operation, "the tensor is on " + tensor.device().str() + "; this backend serves CPU tensors. Move it with .cpu()");
+    refuse(operation,
+           "the tensor is on " + tensor.device().str() + "; this backend serves CPU tensors. Move it with .cpu()");
   if (tensor.layout() != at::kStrided) refuse(operation, "the tensor is sparse; convert it with .to_dense()");
 }
 
@@ -68,15 +68,18 @@ void check_alike(const std::vector<at::Tensor>& tensors, const at::Tensor& like,
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     check_dense_cpu(tensors[i], operation);
     if (tensors[i].numel() != like.numel() || tensors[i].scalar_type() != like.scalar_type())
-      refuse(operation, "tensor " + std::to_string(i) + " of the list has " + std::to_string(tensors[i].numel()) + " elements of " +
-                            at::toString(tensors[i].scalar_type()) + ", the tensor of this rank has " +
-                            std::to_string(like.numel()) + " of " + at::toString(like.scalar_type()) + "; they must be equal");
+      refuse(operation, "tensor " + std::to_string(i) + " of the list has " + std::to_string(tensors[i].numel()) +
+                            " elements of " + at::toString(tensors[i].scalar_type()) +
+                            ", the tensor of this rank has " + std::to_string(like.numel()) + " of " +
+                            at::toString(like.scalar_type()) + "; they must be equal");
   }
 }
 
 Buffer moved_buffer(const at::Tensor& contiguous, const char* operation) {
   if (known_dtype(contiguous.scalar_type())) return buffer_of(contiguous, operation);
-  return {.data = contiguous.data_ptr(), .count = contiguous.nbytes(), .dtype = Dtype::u8,
+  return {.data = contiguous.data_ptr(),
+          .count = contiguous.nbytes(),
+          .dtype = Dtype::u8,
           .owner = std::make_shared<at::Tensor>(contiguous)};
 }
 
@@ -115,25 +118,36 @@ void check_count(std::size_t count, int size, const char* operation) {
 std::optional<at::Tensor> premultiplier(const c10d::ReduceOp& op) {
   if (static_cast<c10d::ReduceOp::RedOpType>(op) != c10d::ReduceOp::PREMUL_SUM) return std::nullopt;
   const auto* factor = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
-  if (factor == nullptr) refuse("all_reduce", "PREMUL_SUM comes without its factor; make it with torch.distributed's _make_nccl_premul_sum");
+  if (factor == nullptr)
+    refuse("all_reduce", "PREMUL_SUM comes without its factor; make it with torch.distributed's _make_nccl_premul_sum");
   return factor->tensor_factor.defined() ? factor->tensor_factor : at::scalar_tensor(factor->double_factor);
 }
 
 ReduceOp reduce_op_of(const c10d::ReduceOp& op, const at::Tensor& tensor, const char* operation) {
   const auto type = static_cast<c10d::ReduceOp::RedOpType>(op);
-  if (tensor.is_complex() && type != c10d::ReduceOp::SUM && type != c10d::ReduceOp::PREMUL_SUM && type != c10d::ReduceOp::AVG)
+  if (tensor.is_complex() && type != c10d::ReduceOp::SUM && type != c10d::ReduceOp::PREMUL_SUM &&
+      type != c10d::ReduceOp::AVG)
     refuse(operation, "complex numbers can be reduced by SUM and AVG only");
   switch (type) {
     case c10d::ReduceOp::SUM:
-    case c10d::ReduceOp::PREMUL_SUM: return ReduceOp::sum;
-    case c10d::ReduceOp::AVG: return ReduceOp::avg;
-    case c10d::ReduceOp::PRODUCT: return ReduceOp::product;
-    case c10d::ReduceOp::MIN: return ReduceOp::min;
-    case c10d::ReduceOp::MAX: return ReduceOp::max;
-    case c10d::ReduceOp::BAND: return ReduceOp::bit_and;
-    case c10d::ReduceOp::BOR: return ReduceOp::bit_or;
-    case c10d::ReduceOp::BXOR: return ReduceOp::bit_xor;
-    default: refuse(operation, "this reduction is not known");
+    case c10d::ReduceOp::PREMUL_SUM:
+      return ReduceOp::sum;
+    case c10d::ReduceOp::AVG:
+      return ReduceOp::avg;
+    case c10d::ReduceOp::PRODUCT:
+      return ReduceOp::product;
+    case c10d::ReduceOp::MIN:
+      return ReduceOp::min;
+    case c10d::ReduceOp::MAX:
+      return ReduceOp::max;
+    case c10d::ReduceOp::BAND:
+      return ReduceOp::bit_and;
+    case c10d::ReduceOp::BOR:
+      return ReduceOp::bit_or;
+    case c10d::ReduceOp::BXOR:
+      return ReduceOp::bit_xor;
+    default:
+      refuse(operation, "this reduction is not known");
   }
 }
 

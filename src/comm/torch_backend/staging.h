@@ -1,13 +1,12 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+#include <unisono/buffer.h>
+#include <unisono/dtype.h>
+
 #include <functional>
 #include <optional>
 #include <vector>
-
-#include <ATen/core/Tensor.h>
-
-#include <unisono/buffer.h>
-#include <unisono/dtype.h>
 
 #include "comm/torch_backend/torch_work.h"
 
@@ -51,7 +50,6 @@ void check_count(std::size_t count, int size, const char* operation);
 /// PREMUL_SUM is a sum of what `premultiplier` has multiplied.
 /// *Throws* `invalid_argument` for complex numbers with anything but sum and average.
 ReduceOp reduce_op_of(const c10d::ReduceOp& op, const at::Tensor& tensor, const char* operation);
-
 
 /// The factor of PREMUL_SUM; nothing for other operations.
 std::optional<at::Tensor> premultiplier(const c10d::ReduceOp& op);

@@ -1,13 +1,12 @@
 #include "comm/torch_backend/torch_backend.h"
 
-#include <algorithm>
-#include <utility>
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-
 #include <unisono/error.h>
+
+#include <algorithm>
+#include <utility>
 
 #include "comm/c10d/tensors.h"
 #include "comm/torch_backend/staging.h"
@@ -30,31 +29,45 @@ CallOptions within(std::chrono::nanoseconds timeout) {
 
 void check_pairs(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs, const char* operation) {
   if (outputs.size() != inputs.size())
-    throw Error(ErrorCode::invalid_argument, std::string("unisono ") + operation + ": " + std::to_string(outputs.size()) +
-                                                 " outputs and " + std::to_string(inputs.size()) + " inputs; they go in pairs");
+    throw Error(ErrorCode::invalid_argument, std::string("unisono ") + operation + ": " +
+                                                 std::to_string(outputs.size()) + " outputs and " +
+                                                 std::to_string(inputs.size()) + " inputs; they go in pairs");
 }
 
 // What a profiler shows; null for what has no range of its own.
 const char* title_of(c10d::OpType type) {
   switch (type) {
     case c10d::OpType::ALLREDUCE:
-    case c10d::OpType::ALLREDUCE_COALESCED: return "unisono:all_reduce";
-    case c10d::OpType::_ALLREDUCE_SPARSE: return "unisono:sparse_all_reduce";
-    case c10d::OpType::BROADCAST: return "unisono:broadcast";
-    case c10d::OpType::REDUCE: return "unisono:reduce";
+    case c10d::OpType::ALLREDUCE_COALESCED:
+      return "unisono:all_reduce";
+    case c10d::OpType::_ALLREDUCE_SPARSE:
+      return "unisono:sparse_all_reduce";
+    case c10d::OpType::BROADCAST:
+      return "unisono:broadcast";
+    case c10d::OpType::REDUCE:
+      return "unisono:reduce";
     case c10d::OpType::ALLGATHER:
     case c10d::OpType::_ALLGATHER_BASE:
-    case c10d::OpType::ALLGATHER_COALESCED: return "unisono:all_gather";
-    case c10d::OpType::GATHER: return "unisono:gather";
-    case c10d::OpType::SCATTER: return "unisono:scatter";
+    case c10d::OpType::ALLGATHER_COALESCED:
+      return "unisono:all_gather";
+    case c10d::OpType::GATHER:
+      return "unisono:gather";
+    case c10d::OpType::SCATTER:
+      return "unisono:scatter";
     case c10d::OpType::REDUCE_SCATTER:
-    case c10d::OpType::_REDUCE_SCATTER_BASE: return "unisono:reduce_scatter";
+    case c10d::OpType::_REDUCE_SCATTER_BASE:
+      return "unisono:reduce_scatter";
     case c10d::OpType::ALLTOALL:
-    case c10d::OpType::ALLTOALL_BASE: return "unisono:all_to_all";
-    case c10d::OpType::SEND: return "unisono:send";
-    case c10d::OpType::RECV: return "unisono:recv";
-    case c10d::OpType::RECVANYSOURCE: return "unisono:recvAnySource";
-    default: return nullptr;
+    case c10d::OpType::ALLTOALL_BASE:
+      return "unisono:all_to_all";
+    case c10d::OpType::SEND:
+      return "unisono:send";
+    case c10d::OpType::RECV:
+      return "unisono:recv";
+    case c10d::OpType::RECVANYSOURCE:
+      return "unisono:recvAnySource";
+    default:
+      return nullptr;
   }
 }
 
@@ -68,9 +81,11 @@ at::Tensor multiplied(const at::Tensor& tensor, const c10d::ReduceOp& op, bool i
 }
 
 // c10d passes a list of lists, one per device of the process; there is one.
-const std::vector<at::Tensor>& only_list(const std::vector<std::vector<at::Tensor>>& lists, int size, const char* operation) {
+const std::vector<at::Tensor>& only_list(const std::vector<std::vector<at::Tensor>>& lists, int size,
+                                         const char* operation) {
   if (lists.size() != 1)
-    throw Error(ErrorCode::invalid_argument, std::string("unisono ") + operation + ": takes one list of tensors per process, got " +
+    throw Error(ErrorCode::invalid_argument, std::string("unisono ") + operation +
+                                                 ": takes one list of tensors per process, got " +
                                                  std::to_string(lists.size()));
   check_count(lists[0].size(), size, operation);
   return lists[0];
@@ -79,10 +94,14 @@ const std::vector<at::Tensor>& only_list(const std::vector<std::vector<at::Tenso
 }  // namespace
 
 TorchBackend::TorchBackend(std::shared_ptr<ProcessGroup> group, c10::intrusive_ptr<c10d::Backend> beside)
-    : c10d::Backend(group->rank(), group->size()), group_(std::move(group)), beside_(std::move(beside)),
-      post_(dynamic_cast<PointToPoint*>(group_.get())), futures_(std::make_shared<FutureThread>()),
+    : c10d::Backend(group->rank(), group->size()),
+      group_(std::move(group)),
+      beside_(std::move(beside)),
+      post_(dynamic_cast<PointToPoint*>(group_.get())),
+      futures_(std::make_shared<FutureThread>()),
       halves_(std::make_shared<FutureThread>()),
-      options_(c10::make_intrusive<Options>("unisono", std::chrono::duration_cast<std::chrono::milliseconds>(group_->timeout()))) {}
+      options_(c10::make_intrusive<Options>(
+          "unisono", std::chrono::duration_cast<std::chrono::milliseconds>(group_->timeout()))) {}
 
 void TorchBackend::setTimeout(std::chrono::milliseconds timeout) {
   options_->timeout = timeout;
@@ -90,7 +109,8 @@ void TorchBackend::setTimeout(std::chrono::milliseconds timeout) {
 }
 
 void TorchBackend::abort() {
-  group_->abort(Error(ErrorCode::peer_lost, "rank " + std::to_string(rank_) + " aborted the group through torch.distributed"));
+  group_->abort(
+      Error(ErrorCode::peer_lost, "rank " + std::to_string(rank_) + " aborted the group through torch.distributed"));
 }
 
 std::chrono::nanoseconds TorchBackend::timeout_of(std::chrono::milliseconds given) const {
@@ -98,7 +118,8 @@ std::chrono::nanoseconds TorchBackend::timeout_of(std::chrono::milliseconds give
   return std::max<std::chrono::nanoseconds>(given, std::chrono::nanoseconds(1));
 }
 
-TorchBackend::WorkPtr TorchBackend::start(c10d::OpType type, TorchWork::Call call, const std::shared_ptr<FutureThread>& thread) {
+TorchBackend::WorkPtr TorchBackend::start(c10d::OpType type, TorchWork::Call call,
+                                          const std::shared_ptr<FutureThread>& thread) {
   ++calls_;
   return c10::make_intrusive<TorchWork>(rank_, type, title_of(type), std::move(call), thread);
 }
@@ -119,7 +140,8 @@ TorchBackend::WorkPtr TorchBackend::allreduce(Tensors& tensors, const c10d::Allr
   return start(c10d::OpType::ALLREDUCE, std::move(call));
 }
 
-TorchBackend::WorkPtr TorchBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+TorchBackend::WorkPtr TorchBackend::allreduce_coalesced(Tensors& tensors,
+                                                        const c10d::AllreduceCoalescedOptions& options) {
   TorchWork::Call call;
   for (const auto& tensor : tensors) {
     const auto how = reduction(reduce_op_of(options.reduceOp, tensor, "all_reduce"), timeout_of(options.timeout));
@@ -167,8 +189,8 @@ void TorchBackend::add_all_gather(TorchWork::Call& call, const at::Tensor& out, 
                                   std::chrono::milliseconds timeout) {
   const at::Tensor from = contiguous_input(in, "all_gather");
   const at::Tensor to = contiguous_output(call, out, "all_gather", false);
-  call.parts.push_back(
-      group_->all_gather(moved_buffer(to, "all_gather"), moved_buffer(from, "all_gather"), within(timeout_of(timeout))));
+  call.parts.push_back(group_->all_gather(moved_buffer(to, "all_gather"), moved_buffer(from, "all_gather"),
+                                          within(timeout_of(timeout))));
   call.outputs.push_back(out);
 }
 
@@ -213,7 +235,8 @@ TorchBackend::WorkPtr TorchBackend::allgather_coalesced(std::vector<Tensors>& ou
                                                         const c10d::AllgatherOptions& options) {
   if (outputs.size() != static_cast<std::size_t>(size_))
     throw Error(ErrorCode::invalid_argument, "unisono all_gather_coalesced: " + std::to_string(outputs.size()) +
-                                                 " lists of outputs; the group has " + std::to_string(size_) + " ranks");
+                                                 " lists of outputs; the group has " + std::to_string(size_) +
+                                                 " ranks");
   TorchWork::Call call;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     Tensors of_all;
@@ -238,7 +261,8 @@ TorchBackend::WorkPtr TorchBackend::allgather_into_tensor_coalesced(Tensors& out
 }
 
 // All ranks gather, because the contract has no call in which only the root receives; the others drop it.
-TorchBackend::WorkPtr TorchBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+TorchBackend::WorkPtr TorchBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                           const c10d::GatherOptions& options) {
   const at::Tensor& input = only(inputs, "gather");
   check_dense_cpu(input, "gather");
   const bool root = options.rootRank == rank_;
@@ -267,10 +291,12 @@ TorchBackend::WorkPtr TorchBackend::reduce_scatter(Tensors& outputs, std::vector
                                                    const c10d::ReduceScatterOptions& options) {
   const at::Tensor& output = only(outputs, "reduce_scatter");
   check_dense_cpu(output, "reduce_scatter");
-  if (!of_one_size(only_list(inputs, size_, "reduce_scatter"))) return scatter_the_whole_sum(output, inputs[0], options);
+  if (!of_one_size(only_list(inputs, size_, "reduce_scatter")))
+    return scatter_the_whole_sum(output, inputs[0], options);
   TorchWork::Call call;
-  add_reduce_scatter(call, output, multiplied(flat_input(only_list(inputs, size_, "reduce_scatter"), output, "reduce_scatter"),
-                                              options.reduceOp, true),
+  add_reduce_scatter(call, output,
+                     multiplied(flat_input(only_list(inputs, size_, "reduce_scatter"), output, "reduce_scatter"),
+                                options.reduceOp, true),
                      reduction(reduce_op_of(options.reduceOp, output, "reduce_scatter"), timeout_of(options.timeout)));
   return start(c10d::OpType::REDUCE_SCATTER, std::move(call));
 }
@@ -311,13 +337,15 @@ TorchBackend::WorkPtr TorchBackend::reduce_scatter_tensor_coalesced(Tensors& out
   check_pairs(outputs, inputs, "reduce_scatter");
   TorchWork::Call call;
   for (std::size_t i = 0; i < outputs.size(); ++i)
-    add_reduce_scatter(call, outputs[i], multiplied(inputs[i], options.reduceOp, false),
-                       reduction(reduce_op_of(options.reduceOp, outputs[i], "reduce_scatter"), timeout_of(options.timeout)));
+    add_reduce_scatter(
+        call, outputs[i], multiplied(inputs[i], options.reduceOp, false),
+        reduction(reduce_op_of(options.reduceOp, outputs[i], "reduce_scatter"), timeout_of(options.timeout)));
   return start(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, std::move(call));
 }
 
 // The root's blocks go to everybody as one flat buffer, and each rank keeps its own.
-TorchBackend::WorkPtr TorchBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
+TorchBackend::WorkPtr TorchBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                            const c10d::ScatterOptions& options) {
   const at::Tensor& output = only(outputs, "scatter");
   check_dense_cpu(output, "scatter");
   at::Tensor flat;

@@ -1,14 +1,13 @@
 #pragma once
 
+#include <unisono/process_group.h>
+
 #include <atomic>
 #include <memory>
 #include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
 #include <vector>
-
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
-#include <unisono/process_group.h>
 
 #include "comm/point_to_point.h"
 #include "comm/torch_backend/future_thread.h"
@@ -46,12 +45,16 @@ class TorchBackend final : public c10d::Backend {
 
   WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override;
-  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
-  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions& options) override;
+  WorkPtr allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions& options) override;
   WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) override;
 
-  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& options) override;
-  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& options) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override;
   WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& options) override;
   WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) override;
@@ -77,13 +80,17 @@ class TorchBackend final : public c10d::Backend {
   std::int64_t next_exchange();
   WorkPtr sum_sparse(Tensors& tensors, const c10d::AllreduceOptions& options);
   WorkPtr receive(const at::Tensor& tensor, int from, int tag, c10d::OpType type);
-  void exchange(TorchWork::Call& call, const Tensors& outputs, const Tensors& inputs, std::chrono::milliseconds timeout);
+  void exchange(TorchWork::Call& call, const Tensors& outputs, const Tensors& inputs,
+                std::chrono::milliseconds timeout);
   WorkPtr gather_by_broadcasts(const Tensors& outputs, const at::Tensor& input, std::chrono::milliseconds timeout);
-  WorkPtr scatter_the_whole_sum(const at::Tensor& output, const Tensors& inputs, const c10d::ReduceScatterOptions& options);
+  WorkPtr scatter_the_whole_sum(const at::Tensor& output, const Tensors& inputs,
+                                const c10d::ReduceScatterOptions& options);
   WorkPtr all_to_all_in_one(const Tensors& outputs, const Tensors& inputs, const c10d::AllToAllOptions& options);
   void add_all_reduce(TorchWork::Call& call, const at::Tensor& tensor, const AllReduceOptions& options);
-  void add_all_gather(TorchWork::Call& call, const at::Tensor& out, const at::Tensor& in, std::chrono::milliseconds timeout);
-  void add_reduce_scatter(TorchWork::Call& call, const at::Tensor& out, const at::Tensor& in, const AllReduceOptions& options);
+  void add_all_gather(TorchWork::Call& call, const at::Tensor& out, const at::Tensor& in,
+                      std::chrono::milliseconds timeout);
+  void add_reduce_scatter(TorchWork::Call& call, const at::Tensor& out, const at::Tensor& in,
+                          const AllReduceOptions& options);
 
   std::shared_ptr<ProcessGroup> group_;
   c10::intrusive_ptr<c10d::Backend> beside_;

@@ -1,14 +1,13 @@
-#include <algorithm>
-#include <limits>
-#include <numeric>
-
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
 #include <unisono/error.h>
 #include <unisono/torch_backend.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "comm/c10d/tensors.h"
 #include "comm/torch_backend/beside_work.h"
@@ -21,27 +20,31 @@ namespace {
 constexpr std::chrono::milliseconds kUnset(-1);  // as c10d's options have it
 
 // The rows of `tensor` in blocks of these numbers; equal ones when there are none.
-std::vector<at::Tensor> blocks_of(const at::Tensor& tensor, const std::vector<int64_t>& rows, int size, const char* name) {
+std::vector<at::Tensor> blocks_of(const at::Tensor& tensor, const std::vector<int64_t>& rows, int size,
+                                  const char* name) {
   const std::int64_t all = tensor.dim() > 0 ? tensor.size(0) : 0;
   std::vector<int64_t> lengths = rows;
   if (lengths.empty()) lengths.assign(static_cast<std::size_t>(size), all / size);
   check_count(lengths.size(), size, "all_to_all");
   const std::int64_t sum = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
   if (sum != all || *std::min_element(lengths.begin(), lengths.end()) < 0)
-    throw Error(ErrorCode::invalid_argument, std::string("unisono all_to_all: the ") + name + " has " + std::to_string(all) +
-                                                 " rows and its split sizes add up to " + std::to_string(sum));
+    throw Error(ErrorCode::invalid_argument, std::string("unisono all_to_all: the ") + name + " has " +
+                                                 std::to_string(all) + " rows and its split sizes add up to " +
+                                                 std::to_string(sum));
   return tensor.split_with_sizes(lengths);
 }
 
 }  // namespace
 
 // Tags of torch.distributed are not negative; negative ones are for what the backend sends by itself.
-std::int64_t TorchBackend::next_exchange() { return std::numeric_limits<std::int64_t>::min() + exchanges_.fetch_add(1); }
+std::int64_t TorchBackend::next_exchange() {
+  return std::numeric_limits<std::int64_t>::min() + exchanges_.fetch_add(1);
+}
 
 PointToPoint& TorchBackend::messages(const char* operation) const {
   if (post_ != nullptr) return *post_;
-  throw Error(ErrorCode::invalid_argument, std::string("unisono ") + operation + ": the group's transport, " + group_->name() +
-                                               ", has no messages between two ranks");
+  throw Error(ErrorCode::invalid_argument, std::string("unisono ") + operation + ": the group's transport, " +
+                                               group_->name() + ", has no messages between two ranks");
 }
 
 TorchBackend::WorkPtr TorchBackend::send(Tensors& tensors, int to, int tag) {
@@ -64,8 +67,7 @@ TorchBackend::WorkPtr TorchBackend::receive(const at::Tensor& tensor, int from, 
 
 TorchBackend::WorkPtr TorchBackend::recv(Tensors& tensors, int from, int tag) {
   if (post_ == nullptr && beside_) return beside_->recv(tensors, from, tag);
-  if (from < 0)
-    throw Error(ErrorCode::invalid_argument, "unisono recv: there is no rank " + std::to_string(from));
+  if (from < 0) throw Error(ErrorCode::invalid_argument, "unisono recv: there is no rank " + std::to_string(from));
   return receive(only(tensors, "recv"), from, tag, c10d::OpType::RECV);
 }
 
@@ -86,7 +88,8 @@ void TorchBackend::exchange(TorchWork::Call& call, const Tensors& outputs, const
   if (outputs[own].numel() != inputs[own].numel() || outputs[own].scalar_type() != inputs[own].scalar_type())
     throw Error(ErrorCode::invalid_argument, "unisono all_to_all: rank " + std::to_string(rank_) + " gives itself " +
                                                  std::to_string(inputs[own].numel()) + " elements and takes " +
-                                                 std::to_string(outputs[own].numel()) + " from itself; they must be equal");
+                                                 std::to_string(outputs[own].numel()) +
+                                                 " from itself; they must be equal");
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     const at::Tensor to = contiguous_output(call, outputs[static_cast<std::size_t>(r)], "all_to_all", false);
@@ -101,8 +104,10 @@ void TorchBackend::exchange(TorchWork::Call& call, const Tensors& outputs, const
   outputs[own].detach().copy_(inputs[own].reshape(outputs[own].sizes()));
 }
 
-TorchBackend::WorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                                                  std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
+TorchBackend::WorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                                  std::vector<int64_t>& output_splits,
+                                                  std::vector<int64_t>& input_splits,
+                                                  const c10d::AllToAllOptions& options) {
   const bool equal = output_splits.empty() && input_splits.empty();
   if (!equal && post_ == nullptr && beside_)
     return beside_->alltoall_base(output, input, output_splits, input_splits, options);
@@ -114,7 +119,8 @@ TorchBackend::WorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor
     how.timeout = timeout_of(options.timeout);
     call.parts.push_back(group_->all_to_all(moved_buffer(to, "all_to_all"), moved_buffer(from, "all_to_all"), how));
   } else {
-    exchange(call, blocks_of(to, output_splits, size_, "output"), blocks_of(from, input_splits, size_, "input"), options.timeout);
+    exchange(call, blocks_of(to, output_splits, size_, "output"), blocks_of(from, input_splits, size_, "input"),
+             options.timeout);
   }
   call.outputs = {output};
   return start(c10d::OpType::ALLTOALL_BASE, std::move(call));
@@ -137,7 +143,8 @@ TorchBackend::WorkPtr TorchBackend::all_to_all_in_one(const Tensors& outputs, co
   at::Tensor input = at::cat(flat);
   at::Tensor output = at::empty({std::accumulate(to.begin(), to.end(), std::int64_t{0})}, input.options());
   TorchWork::Call call;
-  call.parts.emplace_back(std::make_shared<BesideWork>(beside_->alltoall_base(output, input, to, from, options)));  // which may take the sizes
+  call.parts.emplace_back(std::make_shared<BesideWork>(
+      beside_->alltoall_base(output, input, to, from, options)));  // which may take the sizes
   call.finish = [output, outputs] {
     const at::NoGradGuard none;
     std::int64_t begin = 0;
@@ -160,7 +167,8 @@ TorchBackend::WorkPtr TorchBackend::alltoall(Tensors& outputs, Tensors& inputs, 
   return start(c10d::OpType::ALLTOALL, std::move(call));
 }
 
-c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c10d::Store>& store,
+                                                      const std::vector<int>& ranks,
                                                       const c10::intrusive_ptr<Options>& options) {
   if (post_ == nullptr && size_ > 1)
     throw Error(ErrorCode::invalid_argument, "unisono split: the group " + group_->name() +
@@ -168,8 +176,8 @@ c10::intrusive_ptr<c10d::Backend> TorchBackend::split(const c10::intrusive_ptr<c
   const auto mine = std::find(ranks.begin(), ranks.end(), rank_);
   if (mine == ranks.end()) return nullptr;
   const auto limit = options ? options->timeout : options_->timeout;
-  return make_torch_backend(make_group_on_store(store, static_cast<int>(mine - ranks.begin()), static_cast<int>(ranks.size()),
-                                                std::chrono::duration<double>(limit)));
+  return make_torch_backend(make_group_on_store(store, static_cast<int>(mine - ranks.begin()),
+                                                static_cast<int>(ranks.size()), std::chrono::duration<double>(limit)));
 }
 
 }  // namespace unisono

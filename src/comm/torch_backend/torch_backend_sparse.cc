@@ -9,14 +9,13 @@
 // Whoever waits or polls begins the second half. If nobody does, a thread of the backend must, for the other ranks wait for this
 // one's entries. It is not the thread of the futures: that may be waiting for a message which comes only after this sum.
 
+#include <ATen/ATen.h>
+#include <unisono/error.h>
+
 #include <algorithm>
 #include <bit>
 #include <limits>
 #include <utility>
-
-#include <ATen/ATen.h>
-
-#include <unisono/error.h>
 
 #include "comm/torch_backend/beside_work.h"
 #include "comm/torch_backend/staging.h"
@@ -36,7 +35,8 @@ constexpr std::int64_t kMostDims = 28;
 constexpr std::uint64_t kTagsBeside = 1 << 20;
 
 [[noreturn]] void gone() {
-  throw Error(ErrorCode::peer_lost, std::string("unisono ") + kWhat + ": this rank destroyed the group before the sum had ended");
+  throw Error(ErrorCode::peer_lost,
+              std::string("unisono ") + kWhat + ": this rank destroyed the group before the sum had ended");
 }
 
 [[noreturn]] void refuse(const std::string& problem) {
@@ -56,9 +56,10 @@ at::Tensor record_of(const at::Tensor& mine) {
 
 std::string description(const std::int64_t* record) {
   std::string sizes;
-  for (std::int64_t i = 0; i < record[2] + record[3]; ++i) sizes += (i > 0 ? ", " : "") + std::to_string(record[kSizesAt + i]);
-  return "[" + sizes + "] with " + std::to_string(record[2]) + " sparse and " + std::to_string(record[3]) + " dense dimensions of " +
-         at::toString(static_cast<at::ScalarType>(record[1]));
+  for (std::int64_t i = 0; i < record[2] + record[3]; ++i)
+    sizes += (i > 0 ? ", " : "") + std::to_string(record[kSizesAt + i]);
+  return "[" + sizes + "] with " + std::to_string(record[2]) + " sparse and " + std::to_string(record[3]) +
+         " dense dimensions of " + at::toString(static_cast<at::ScalarType>(record[1]));
 }
 
 // One sum: what this rank gives, and what comes of the others.
@@ -71,7 +72,9 @@ struct Exchange {
   at::Tensor records;                 // of all ranks
   std::vector<at::Tensor> indices, values;
 
-  const std::int64_t* record(int rank) const { return records.const_data_ptr<std::int64_t>() + rank * (kSizesAt + kMostDims); }
+  const std::int64_t* record(int rank) const {
+    return records.const_data_ptr<std::int64_t>() + rank * (kSizesAt + kMostDims);
+  }
 };
 
 // All ranks have the same records, so all come to the same end, and with the same text.
@@ -79,8 +82,9 @@ void check_records(const Exchange& exchange, ProcessGroup& group) {
   for (int r = 1; r < group.size(); ++r) {
     const auto *first = exchange.record(0), *other = exchange.record(r);
     if (std::equal(first + 1, first + kSizesAt + kMostDims, other + 1)) continue;
-    const Error error(ErrorCode::mismatch, "group " + group.name() + ", " + kWhat + ": rank 0 has " + description(first) + ", rank " +
-                                               std::to_string(r) + " has " + description(other) +
+    const Error error(ErrorCode::mismatch, "group " + group.name() + ", " + kWhat + ": rank 0 has " +
+                                               description(first) + ", rank " + std::to_string(r) + " has " +
+                                               description(other) +
                                                "; give tensors of one shape and dtype on all ranks");
     group.abort(error);
     throw error;
@@ -91,7 +95,10 @@ void check_records(const Exchange& exchange, ProcessGroup& group) {
 class Post {
  public:
   Post(const Exchange& exchange, ProcessGroup& group)
-      : own_(dynamic_cast<PointToPoint*>(&group)), beside_(exchange.beside.lock()), tag_(exchange.tag), limit_(exchange.limit) {
+      : own_(dynamic_cast<PointToPoint*>(&group)),
+        beside_(exchange.beside.lock()),
+        tag_(exchange.tag),
+        limit_(exchange.limit) {
     if (own_ == nullptr && !beside_ && group.size() > 1) gone();
   }
 
@@ -108,10 +115,13 @@ class Post {
 
  private:
   unisono::Work beside(c10::intrusive_ptr<c10d::Work> work) const {
-    return unisono::Work(std::make_shared<BesideWork>(std::move(work), std::chrono::duration_cast<std::chrono::milliseconds>(limit_)));
+    return unisono::Work(
+        std::make_shared<BesideWork>(std::move(work), std::chrono::duration_cast<std::chrono::milliseconds>(limit_)));
   }
   // Its tags may not be negative: the highest, which no program uses.
-  int tag_of_beside() const { return std::numeric_limits<int>::max() - static_cast<int>(static_cast<std::uint64_t>(tag_) % kTagsBeside); }
+  int tag_of_beside() const {
+    return std::numeric_limits<int>::max() - static_cast<int>(static_cast<std::uint64_t>(tag_) % kTagsBeside);
+  }
 
   PointToPoint* own_;
   c10::intrusive_ptr<c10d::Backend> beside_;
@@ -147,8 +157,10 @@ at::Tensor tree_sum(const Exchange& exchange, std::size_t first, std::size_t cou
     return at::add(tree_sum(exchange, first, left), tree_sum(exchange, first + left, count - left));
   }
   const at::ScalarType type = exchange.mine.scalar_type();
-  const bool half = type == at::kHalf || type == at::kBFloat16;  // as in sums of dense tensors these are rounded once, at the end
-  return at::_sparse_coo_tensor_unsafe(exchange.indices[first], half ? exchange.values[first].to(at::kFloat) : exchange.values[first],
+  const bool half =
+      type == at::kHalf || type == at::kBFloat16;  // as in sums of dense tensors these are rounded once, at the end
+  return at::_sparse_coo_tensor_unsafe(exchange.indices[first],
+                                       half ? exchange.values[first].to(at::kFloat) : exchange.values[first],
                                        exchange.mine.sizes(), {}, {}, {}, {}, true);
 }
 
@@ -158,7 +170,8 @@ void check(const at::Tensor& tensor, const c10d::AllreduceOptions& options) {
   if (static_cast<c10d::ReduceOp::RedOpType>(options.reduceOp) != c10d::ReduceOp::SUM)
     refuse("only SUM is there; for another operation make the tensor dense with .to_dense()");
   if (tensor.dim() > kMostDims)
-    refuse("the tensor has " + std::to_string(tensor.dim()) + " dimensions; at most " + std::to_string(kMostDims) + " are served");
+    refuse("the tensor has " + std::to_string(tensor.dim()) + " dimensions; at most " + std::to_string(kMostDims) +
+           " are served");
 }
 
 }  // namespace
@@ -168,9 +181,11 @@ TorchBackend::WorkPtr TorchBackend::sum_sparse(Tensors& tensors, const c10d::All
   check(tensor, options);
   if (size_ > 1 && !beside_) messages(kWhat);
   const at::NoGradGuard no_grad;
-  auto exchange = std::make_shared<Exchange>(Exchange{
-      .group = group_, .beside = c10::weak_intrusive_ptr<c10d::Backend>(beside_), .tag = next_exchange(),
-      .limit = timeout_of(options.timeout), .mine = tensor.coalesce()});
+  auto exchange = std::make_shared<Exchange>(Exchange{.group = group_,
+                                                      .beside = c10::weak_intrusive_ptr<c10d::Backend>(beside_),
+                                                      .tag = next_exchange(),
+                                                      .limit = timeout_of(options.timeout),
+                                                      .mine = tensor.coalesce()});
   const at::Tensor record = record_of(exchange->mine);
   exchange->records = at::empty({size_, record.numel()}, record.options());
   CallOptions how;
@@ -188,7 +203,8 @@ TorchBackend::WorkPtr TorchBackend::sum_sparse(Tensors& tensors, const c10d::All
   call.outputs = {tensor};
   call.finish = [exchange, to = tensor]() mutable {
     const at::NoGradGuard none;
-    to.copy_(tree_sum(*exchange, 0, exchange->values.size()));  // not detached: that would not share what `to` is resized to
+    to.copy_(
+        tree_sum(*exchange, 0, exchange->values.size()));  // not detached: that would not share what `to` is resized to
   };
   auto work = start(c10d::OpType::_ALLREDUCE_SPARSE, std::move(call), halves_);
   work->getFuture();

@@ -1,17 +1,20 @@
 #include "comm/torch_backend/torch_work.h"
 
+#include <ATen/core/ivalue_inl.h>
+#include <unisono/error.h>
+
 #include <algorithm>
 #include <utility>
-
-#include <ATen/core/ivalue_inl.h>
-
-#include <unisono/error.h>
 
 namespace unisono {
 
 TorchWork::TorchWork(int rank, c10d::OpType type, const char* title, Call call, std::weak_ptr<FutureThread> thread)
-    : c10d::Work(rank, type, title, call.outputs), parts_(std::move(call.parts)), outputs_(std::move(call.outputs)),
-      finish_(std::move(call.finish)), message_(std::move(call.message)), thread_(std::move(thread)) {}
+    : c10d::Work(rank, type, title, call.outputs),
+      parts_(std::move(call.parts)),
+      outputs_(std::move(call.outputs)),
+      finish_(std::move(call.finish)),
+      message_(std::move(call.message)),
+      thread_(std::move(thread)) {}
 
 bool TorchWork::isCompleted() {
   if (!std::all_of(parts_.begin(), parts_.end(), [](unisono::Work& part) { return part.poll(); })) return false;
@@ -57,9 +60,10 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
     getFuture();  // lets the future thread do the waiting, so that this one can stop waiting earlier
     std::unique_lock lock(mutex_);
     if (!cv_.wait_for(lock, timeout, [this] { return completed_; }))
-      throw Error(ErrorCode::timeout, "unisono: rank " + std::to_string(rank_) + " waited " + std::to_string(timeout.count()) +
-                                          " ms for " + c10d::opTypeToString(opType_) +
-                                          ", which has not ended. It goes on; wait again, or give the call a longer timeout.");
+      throw Error(ErrorCode::timeout,
+                  "unisono: rank " + std::to_string(rank_) + " waited " + std::to_string(timeout.count()) + " ms for " +
+                      c10d::opTypeToString(opType_) +
+                      ", which has not ended. It goes on; wait again, or give the call a longer timeout.");
   }
   if (auto error = exception()) std::rethrow_exception(error);
   return true;

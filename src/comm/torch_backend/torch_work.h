@@ -1,13 +1,12 @@
 #pragma once
 
+#include <unisono/work.h>
+
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <vector>
-
 #include <torch/csrc/distributed/c10d/Work.hpp>
-
-#include <unisono/work.h>
+#include <vector>
 
 #include "comm/point_to_point.h"
 #include "comm/torch_backend/future_thread.h"
@@ -20,8 +19,8 @@ class TorchWork final : public c10d::Work {
  public:
   struct Call {
     std::vector<unisono::Work> parts;
-    std::vector<at::Tensor> outputs;        ///< the future's value
-    std::function<void()> finish = nullptr;  ///< copies results to where the caller wants them
+    std::vector<at::Tensor> outputs;             ///< the future's value
+    std::function<void()> finish = nullptr;      ///< copies results to where the caller wants them
     std::shared_ptr<Message> message = nullptr;  ///< of a receive: one of the parts, which knows its sender
   };
 

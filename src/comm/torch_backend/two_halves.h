@@ -1,13 +1,13 @@
 #pragma once
 
+#include <unisono/work.h>
+
 #include <algorithm>
 #include <exception>
 #include <functional>
 #include <mutex>
 #include <utility>
 #include <vector>
-
-#include <unisono/work.h>
 
 namespace unisono {
 

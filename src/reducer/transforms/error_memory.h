@@ -1,11 +1,10 @@
 #pragma once
 
+#include <ATen/ATen.h>
+#include <unisono/gradient_transform.h>
+
 #include <map>
 #include <string>
-
-#include <ATen/ATen.h>
-
-#include <unisono/gradient_transform.h>
 
 namespace unisono {
 

@@ -1,5 +1,4 @@
 #include <ATen/ATen.h>
-
 #include <unisono/transforms.h>
 
 namespace unisono {

@@ -1,5 +1,4 @@
 #include <ATen/ATen.h>
-
 #include <unisono/transforms.h>
 
 #include "reducer/transforms/error_memory.h"
@@ -62,6 +61,8 @@ class Int8 final : public GradientTransform {
 
 }  // namespace
 
-std::shared_ptr<GradientTransform> int8_transform(bool error_feedback) { return std::make_shared<Int8>(error_feedback); }
+std::shared_ptr<GradientTransform> int8_transform(bool error_feedback) {
+  return std::make_shared<Int8>(error_feedback);
+}
 
 }  // namespace unisono

@@ -1,5 +1,4 @@
 #include <ATen/ATen.h>
-
 #include <unisono/transforms.h>
 
 namespace unisono {
@@ -29,9 +28,11 @@ class PostLocalSGD final : public GradientTransform {
 
 }  // namespace
 
-std::shared_ptr<GradientTransform> post_local_sgd_transform(std::int64_t start_step, std::shared_ptr<ProcessGroup> local) {
+std::shared_ptr<GradientTransform> post_local_sgd_transform(std::int64_t start_step,
+                                                            std::shared_ptr<ProcessGroup> local) {
   if (start_step < 0) {
-    throw Error(ErrorCode::invalid_argument, "post_local_sgd: start_step is " + std::to_string(start_step) + ", below 0");
+    throw Error(ErrorCode::invalid_argument,
+                "post_local_sgd: start_step is " + std::to_string(start_step) + ", below 0");
   }
   return std::make_shared<PostLocalSGD>(start_step, std::move(local));
 }

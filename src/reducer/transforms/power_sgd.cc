@@ -1,6 +1,5 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
-
 #include <unisono/transforms.h>
 
 #include "reducer/transforms/error_memory.h"
@@ -20,10 +19,11 @@ class PowerSGD final : public GradientTransform {
  public:
   explicit PowerSGD(const PowerSGDOptions& options) : options_(options) {
     if (options.rank < 1 || options.start_step < 0 || !(options.min_compression > 0)) {
-      throw Error(ErrorCode::invalid_argument, "power_sgd: rank is " + std::to_string(options.rank) + ", start_step " +
-                                                   std::to_string(options.start_step) + ", min_compression " +
-                                                   std::to_string(options.min_compression) +
-                                                   "; rank must be at least 1, start_step at least 0, min_compression above 0");
+      throw Error(ErrorCode::invalid_argument,
+                  "power_sgd: rank is " + std::to_string(options.rank) + ", start_step " +
+                      std::to_string(options.start_step) + ", min_compression " +
+                      std::to_string(options.min_compression) +
+                      "; rank must be at least 1, start_step at least 0, min_compression above 0");
     }
   }
   std::string name() const override { return "power_sgd"; }
@@ -73,7 +73,8 @@ class PowerSGD final : public GradientTransform {
       } else if (entry.name.rfind("right.", 0) == 0) {
         right[entry.name.substr(6)] = entry.tensor.clone();
       } else {
-        throw Error(ErrorCode::invalid_argument, "'" + entry.name + "' is no state of the gradient transform 'power_sgd'");
+        throw Error(ErrorCode::invalid_argument,
+                    "'" + entry.name + "' is no state of the gradient transform 'power_sgd'");
       }
     }
     memory_ = std::move(memory);
@@ -86,7 +87,8 @@ class PowerSGD final : public GradientTransform {
     for (const NamedTensor& g : bucket.gradients) {
       const double n = g.tensor.dim() > 0 ? static_cast<double>(g.tensor.size(0)) : 0;
       const double elements = static_cast<double>(g.tensor.numel());
-      const bool shrinks = g.tensor.dim() >= 2 && elements > 0 && !g.tensor.is_complex() && g.tensor.element_size() >= 4 &&
+      const bool shrinks = g.tensor.dim() >= 2 && elements > 0 && !g.tensor.is_complex() &&
+                           g.tensor.element_size() >= 4 &&
                            elements >= options_.min_compression * (n + elements / n) * options_.rank;
       if (!shrinks) {
         whole.push_back(g.tensor);

@@ -1,13 +1,13 @@
 // Compiled once per MPI, by CMake or by hand: mpicxx -std=c++20 -O2 -shared -fPIC shim.cc -o libunisono_mpi.so
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
+#include "shim.h"
+
 #include <mpi.h>
 
 #include <algorithm>
 #include <cstring>
 #include <vector>
-
-#include "shim.h"
 
 namespace {
 
@@ -95,7 +95,8 @@ int size_of(MpiHandle comm, int* size) { return MPI_Comm_size(comm_of(comm), siz
 int duplicate(MpiHandle comm, MpiHandle* copy, MpiHandle* request) {
   static_assert(sizeof(MPI_Comm) <= sizeof(MpiHandle));
   copy->value = 0;
-  return begun(request, [&](MPI_Request* r) { return MPI_Comm_idup(comm_of(comm), reinterpret_cast<MPI_Comm*>(copy), r); });
+  return begun(request,
+               [&](MPI_Request* r) { return MPI_Comm_idup(comm_of(comm), reinterpret_cast<MPI_Comm*>(copy), r); });
 }
 
 int return_errors(MpiHandle comm) { return MPI_Comm_set_errhandler(comm_of(comm), MPI_ERRORS_RETURN); }
@@ -175,7 +176,8 @@ constexpr const char* kBuiltFor = "MPICH";  // and its descendants, which share 
 }  // namespace
 
 const MpiShim* unisono_mpi_shim() {
-  static const MpiShim shim{kMpiShimVersion, kBuiltFor, library,    running,    start,     stop, world, rank_of, size_of,    duplicate,
-                            return_errors,   release,   split, all_gather, all_to_all, broadcast, test, send,  receive, error_text};
+  static const MpiShim shim{kMpiShimVersion, kBuiltFor, library,   running,       start,   stop,      world,
+                            rank_of,         size_of,   duplicate, return_errors, release, split,     all_gather,
+                            all_to_all,      broadcast, test,      send,          receive, error_text};
   return &shim;
 }
