@@ -16,8 +16,8 @@ class Store;
 
 namespace unisono {
 
-/// Any torch.distributed group (Gloo, NCCL, MPI, UCC, ...) behind unisono's contract. A group whose CPU backend is unisono's
-/// own is taken apart again: the transport under it is returned, so that buckets are reduced in place.
+/// Any torch.distributed group (Gloo, NCCL, MPI, UCC, ...) behind unisono's contract. A group whose only backend is
+/// unisono's own is taken apart again: the transport under it is returned, so that buckets are reduced in place.
 ///
 /// Every call first gathers a small header from all ranks (fingerprint and control record); where ranks differ, no data
 /// moves and all of them fail with the same text. Calls are issued by one thread of the group ("uni-c10d") in the order

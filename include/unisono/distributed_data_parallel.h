@@ -218,7 +218,9 @@ class DistributedDataParallel {
   DistributedDataParallel(std::shared_ptr<M> module, std::shared_ptr<ProcessGroup> group, const Options& options = {})
       : module_(std::move(module)),
         core_(parameters_of(*module_), buffers_of(*module_), std::move(group),
-              with_sparse_parameters(options, *module_)) {}
+              with_sparse_parameters(options, *module_)) {
+    core_.module_changed(*module_);  // what comes later is compared with it
+  }
   DistributedDataParallel(const torch::nn::ModuleHolder<M>& holder, std::shared_ptr<ProcessGroup> group,
                           const Options& options = {})
       : DistributedDataParallel(holder.ptr(), std::move(group), options) {}

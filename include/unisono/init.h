@@ -24,9 +24,10 @@ struct InitOptions {
 /// Makes this process's group from its environment. In this order: explicit arguments; RANK and WORLD_SIZE (torchrun,
 /// `unisono run`, by hand) with MASTER_ADDR and MASTER_PORT or UNISONO_STORE=file:PATH; OMPI_COMM_WORLD_RANK/SIZE (mpirun);
 /// PMI_RANK/PMI_SIZE (MPICH); SLURM_PROCID/SLURM_NTASKS (srun); with none of them a world of one.
-/// Rendezvous is a c10d TCPStore, or a FileStore where the launcher tells no address (mpirun, srun on one host). Over several hosts without
-/// an address the ranks meet by MPI, and the group is "mpi"; with that transport there is nothing else to set. Over several hosts with an
-/// address "auto" is "mpi" where mpirun, mpiexec or srun has brought one, else "gloo".
+/// Rendezvous is a c10d TCPStore, or a FileStore where the launcher tells no address (mpirun, srun on one host).
+/// Where the launcher, or UNISONO_HOST_PART, tells of several hosts, "auto" is two levels: shared memory among ranks
+/// that share a host, and between hosts MPI where mpirun, mpiexec or srun has brought one, else Gloo. Without an
+/// address they meet by MPI, and there is nothing else to set. "mpi" and "gloo" by name are one level.
 /// *Collective*. *Blocks*. *Throws* `invalid_argument` for a missing or contradictory environment, naming the variables
 /// and their values; `timeout` naming the missing ranks.
 std::shared_ptr<ProcessGroup> init(const InitOptions& options = {});

@@ -13,9 +13,9 @@ namespace unisono {
 /// order. It works on a group that has failed, which is what it is for; `ranks` may be empty then. A rank that dies
 /// meanwhile is missing: name it too and call again. The old group is left as it is.
 ///
-/// Serves groups from `make_group`, `init` and `make_group_on_store`, and round robins of them. They meet in the
-/// group's own store, which must still answer: the process that hosts it must not be among those lost (see
-/// docs/running.md).
+/// Serves groups in shared memory from `make_group`, `init` and `make_group_on_store`, worlds of one, and round robins
+/// of them; not groups between hosts. They meet in the group's own store, which must still answer: the process that
+/// hosts it must not be among those lost (see docs/running.md).
 ///
 /// *Collective* over those that stay. *Blocks*, at most `start_timeout`.
 /// *Throws* `invalid_argument` for a rank that the group does not have, on a rank that is in `ranks` itself, and for a

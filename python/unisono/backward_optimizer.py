@@ -1,10 +1,12 @@
 """Optimizers that step inside backward, as soon as a bucket of gradients is averaged, or where its layer is used next."""
 
 import contextlib
-import copy
+import types
 import weakref
 
 from unisono.errors import InvalidArgumentError
+
+_ABSENT = object()
 
 
 class BackwardOptimizers:
@@ -15,9 +17,11 @@ class BackwardOptimizers:
         self._ddp = weakref.ref(ddp)
         self._optimizers = optimizers
         self._place = {}  # id of a parameter -> (index of its optimizer, of its group)
-        self._settings = None  # of the groups when backward returned, where steps are left to take
+        self._settings = None  # of each optimizer when backward returned, where steps are left to take
+        self._written = _Written(self._ddp)
         for i, optimizer in enumerate(optimizers):
             _refuse_if_whole(optimizer)
+            _refuse_references(optimizer)
             for g, group in enumerate(optimizer.param_groups):
                 for parameter in group["params"]:
                     if id(parameter) not in names:
@@ -29,23 +33,52 @@ class BackwardOptimizers:
                     self._place[id(parameter)] = i, g
 
     def take(self, parameters) -> None:
+        ddp = self._ddp()
+        if self._settings is None:
+            self._in_backward()
+        self._written.next_part(parameters)
         chosen = {}
         for parameter in parameters:
             if (place := self._place.get(id(parameter))) is not None:
                 i, g = place
                 chosen.setdefault(i, {}).setdefault(g, []).append(parameter)
-        with _stepping(self._ddp()):
+        with _stepping(ddp):
             for i, groups in chosen.items():
-                _step(self._optimizers[i], groups, self._settings[i] if self._settings else None)
+                self._step(i, groups)
         for parameter in parameters:
             if id(parameter) in self._place:
                 parameter.grad = None
 
-
     def steps_left(self, any_left: bool) -> None:
         """Steps that are taken later are taken with the settings of now: a scheduler may go on before them."""
-        self._settings = [[dict(group) for group in optimizer.param_groups]
+        if any_left:
+            self._in_backward()
+        self._settings = [{place: dict(values) for place, values in _settings_of(optimizer).items()}
                           for optimizer in self._optimizers] if any_left else None
+
+    def _in_backward(self) -> None:
+        for optimizer in self._optimizers:
+            _refuse_if_whole(optimizer)
+            optimizer._opt_called = True  # what a scheduler looks for
+
+    def _step(self, i, groups) -> None:
+        """One step on some parameters, by a part: an optimizer with the attributes, the state and the settings of the whole one."""
+        optimizer = self._optimizers[i]
+        settings = self._settings[i] if self._settings else _settings_of(optimizer)
+        befores = {g: {**self._written.before((i, g), settings[g]), "params": parameters} for g, parameters in groups.items()}
+        part_groups = {g: dict(before) for g, before in befores.items()}
+        part = object.__new__(type(optimizer))
+        attributes = self._written.before((i, None), settings[None])
+        attributes.pop("step", None)  # a scheduler's; it would step the whole optimizer
+        attributes.update(param_groups=list(part_groups.values()), _optimizer_step_pre_hooks={}, _optimizer_step_post_hooks={})
+        for name, value in attributes.items():
+            if isinstance(value, types.MethodType) and value.__self__ is optimizer:
+                attributes[name] = types.MethodType(value.__func__, part)
+        vars(part).update(attributes)
+        part.step()
+        self._written.keep((i, None), attributes, vars(part), vars(optimizer))
+        for g, before in befores.items():
+            self._written.keep((i, g), before, part_groups[g], optimizer.param_groups[g])
 
     def finish_before_saving(self) -> None:
         """An optimizer's state is whole only when no step is left to take."""
@@ -55,6 +88,11 @@ class BackwardOptimizers:
 
         for optimizer in self._optimizers:
             optimizer.register_state_dict_pre_hook(finish)
+
+
+def _settings_of(optimizer) -> dict:
+    """Its groups by index; its attributes under None."""
+    return {None: vars(optimizer), **dict(enumerate(optimizer.param_groups))}
 
 
 @contextlib.contextmanager
@@ -70,12 +108,39 @@ def _stepping(ddp):
         ddp._stepping = False
 
 
-def _step(optimizer, groups, settings) -> None:
-    """One step on some parameters: a copy that shares the state and the settings, those of now unless others are given."""
-    part = copy.copy(optimizer)
-    settings = settings or optimizer.param_groups
-    part.param_groups = [{**settings[g], "params": parameters} for g, parameters in groups.items()]
-    part.step()
+class _Written:
+    """What a step writes into an optimizer's attributes and settings (a count of its steps): the optimizer keeps it, and the
+    other parts of the same step begin with what was there before, as if there were one step."""
+
+    def __init__(self, ddp):
+        self._ddp = ddp
+        self._before = {}  # (index of the optimizer, of its group or None) -> names and values
+        self._taken = set()
+        self._last_step = None
+
+    def next_part(self, parameters) -> None:
+        """Forgets what the step before this one has written. A backward that failed is known by a parameter that comes again."""
+        ids = {id(parameter) for parameter in parameters}
+        if not self._taken.isdisjoint(ids) or (self._before and self._last_ended() != self._last_step):
+            self._before.clear()
+            self._taken.clear()
+        self._taken |= ids
+
+    def _last_ended(self):
+        """Which backward ended last. A wrapper that is being destroyed takes steps that are left of the one in progress."""
+        ddp = self._ddp()
+        return self._last_step if ddp is None else ddp._core.last_step().step
+
+    def before(self, place, values) -> dict:
+        values = {**values, **self._before.get(place, {})}
+        return {name: value for name, value in values.items() if value is not _ABSENT}
+
+    def keep(self, place, before, after, target) -> None:
+        for name, value in after.items():
+            if value is not before.get(name, _ABSENT):
+                self._last_step = self._last_ended()
+                self._before.setdefault(place, {}).setdefault(name, before.get(name, _ABSENT))
+                target[name] = value
 
 
 def reads_without_operators(module) -> bool:
@@ -87,8 +152,31 @@ def reads_without_operators(module) -> bool:
 
 
 def _refuse_if_whole(optimizer) -> None:
+    """Where the step of a part would not be a part of the step. Asked again in every backward: hooks may come later."""
     import torch
 
+    kind = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgumentError("LBFGS evaluates the loss several times in one step, on all parameters together; it cannot "
                                    "step in backward")
+    for when in ("pre", "post"):
+        if getattr(optimizer, f"_optimizer_step_{when}_hooks"):
+            raise InvalidArgumentError(f"{kind} has a step {when}-hook, which would run for a few parameters at a time; in backward "
+                                       f"it cannot step with it. Remove the hook, or step after backward; to clip gradients give "
+                                       f"step_in_backward max_norm")
+    step = vars(optimizer).get("step")
+    if step is not None and not (hasattr(step, "_wrapped_by_lr_sched") and step.__wrapped__ is type(optimizer).step):
+        raise InvalidArgumentError(f"{kind} has a step() of its own on the object, which steps on all parameters together; it cannot "
+                                   f"step in backward. Override step() in a subclass")
+
+
+def _refuse_references(optimizer) -> None:
+    import torch
+
+    parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for name, value in vars(optimizer).items():
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, torch.optim.Optimizer) or id(item) in parameters:
+                what = "parameters" if id(item) in parameters else "an optimizer"
+                raise InvalidArgumentError(f"{type(optimizer).__name__} keeps {what} in its attribute '{name}', beside param_groups; "
+                                           f"a step on a few parameters in backward would reach others through it")

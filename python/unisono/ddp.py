@@ -87,7 +87,7 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
         self.register_load_state_dict_pre_hook(_insert_prefix)
         self.step_guard = step_guard
         if step_guard:
-            guard_steps(self)
+            guard_steps(self, options.parameters_and_buffers_to_ignore)
 
     def forward(self, *args, **kwargs):
         if torch.autograd._profiler_enabled():

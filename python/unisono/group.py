@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+from collections.abc import Callable
 from datetime import timedelta
+from time import monotonic
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -20,6 +22,12 @@ _second: WeakKeyDictionary = WeakKeyDictionary()  # how to make the second group
 
 def _seconds(value: float | timedelta) -> timedelta:
     return value if isinstance(value, timedelta) else timedelta(seconds=value)
+
+
+def countdown(timeout: timedelta) -> Callable[[], timedelta]:
+    """Tells what is left of a time that begins now; a second where it has passed, for what needs no waiting."""
+    end = monotonic() + timeout.total_seconds()
+    return lambda: timedelta(seconds=max(1.0, end - monotonic()))
 
 
 def init(transport: str = "auto", rank: int = -1, size: int = -1, timeout: float | timedelta = 1800.0,
@@ -51,18 +59,19 @@ def _init_over_hosts(transport, rank, size, timeout, start_timeout, store, prefi
     """The group of a run that spans hosts, or that asks for Gloo; else nothing."""
     if transport not in ("auto", "gloo"):
         return None
+    left = countdown(start_timeout)
     torch_store, rank, size = _C.meet_over_hosts(transport, rank, size, start_timeout, store, prefix)
     if torch_store is None:
         return None
     from unisono.several_hosts import gloo_group, meet
 
-    def make(name):
+    def make(name, start_timeout):
         if transport == "gloo":
-            return _C.from_torch(gloo_group(torch_store, name, rank, size, timeout))
-        return meet(dist.PrefixStore(name, torch_store), rank, size, timeout)
+            return _C.from_torch(gloo_group(torch_store, name, rank, range(size), timeout, start_timeout))
+        return meet(dist.PrefixStore(name, torch_store), rank, size, timeout, start_timeout)
 
-    group = make("first")
-    _second[group] = lambda: make("second")
+    group = make("first", left())
+    _second[group] = lambda: make("second", start_timeout)
     return group
 
 

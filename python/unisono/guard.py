@@ -7,10 +7,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from unisono.errors import InvalidArgumentError
 
 
-def guard_steps(ddp):
-    """Looks at every optimizer's step for as long as `ddp` lives."""
+def guard_steps(ddp, ignored):
+    """Looks at every optimizer's step for as long as `ddp` lives. Parameters named in `ignored` are never averaged."""
     reference = weakref.ref(ddp)
-    own = {id(parameter) for parameter in ddp.module.parameters()}
+    ignored = frozenset(ignored)
 
     def before_step(optimizer, args, kwargs):
         wrapper = reference()
@@ -18,6 +18,7 @@ def guard_steps(ddp):
             return
         if not wrapper.has_unsynchronised_gradients():
             return
+        own = {id(parameter) for name, parameter in wrapper.module.named_parameters() if name not in ignored}
         for group in optimizer.param_groups:
             if any(id(p) in own and p.grad is not None for p in group["params"]):
                 raise InvalidArgumentError(

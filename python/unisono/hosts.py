@@ -45,7 +45,7 @@ def over_hosts(hosts: Hosts, rank: int, make: Callable[[str, list[int]], dist.Pr
 def hierarchical(process_group=None, timeout: float | timedelta = 1800.0) -> _C.ProcessGroup:
     """A group over all ranks of `process_group` (torch.distributed's default one) whose calls on CPU memory go through shared memory inside
     a host and over torch.distributed between hosts, each rank carrying a slice. With one host it is shared memory alone, with one rank
-    per host torch.distributed alone. Collective; every rank of the default group must take part, for it makes groups."""
+    per host torch.distributed alone. Collective over the ranks of `process_group`, and over no others."""
     group = _two_levels(process_group, _seconds(timeout), hosts_of(process_group))
     _second[group] = lambda: hierarchical(process_group, timeout)
     return group
@@ -54,8 +54,8 @@ def hierarchical(process_group=None, timeout: float | timedelta = 1800.0) -> _C.
 def ordered(process_group=None, timeout: float | timedelta = 1800.0) -> _C.ProcessGroup:
     """A group over the ranks of a torch.distributed group whose sums have the bits of shared memory, whatever the engine, the topology
     and the size of messages. On two hosts whose ranks are halves of the balanced tree (0 to 3 and 4 to 7) it goes in two levels, whose
-    sums are that tree's; else it is an all-to-all of slices, our tree's sum, an all-gather. Collective; every rank of the default group
-    must take part."""
+    sums are that tree's; else it is an all-to-all of slices, our tree's sum, an all-gather. Collective over the ranks of
+    `process_group`, and over no others."""
     hosts = hosts_of(process_group)
     halves = len(hosts) == 2 and _C.follows_tree(hosts)
     group = _two_levels(process_group, _seconds(timeout), hosts if halves else None, ordered=True)
@@ -67,19 +67,36 @@ def _two_levels(process_group, timeout: timedelta, hosts: Hosts | None, *, order
     everyone = dist.get_process_group_ranks(process_group or dist.group.WORLD)
     backend = dist.get_backend_config(process_group)
     rank = dist.get_rank(process_group)
-
+    box = [f"unisono/{secrets.token_hex(8)}"]
+    dist.broadcast_object_list(box, src=everyone[0], group=process_group)
     made = []
 
-    def make(_, ranks, backend=backend):
-        group = dist.new_group([everyone[r] for r in ranks], timeout, backend)
+    def make(name, ranks, backend=backend):
+        theirs = [everyone[r] for r in ranks]
+        if len(everyone) == dist.get_world_size():
+            group = dist.new_group(theirs, timeout, backend)
+        elif rank in ranks:
+            group = _new_group_of_members(f"{box[0]}/{name}", theirs, timeout, backend)
         if rank not in ranks:
             return None
         made.append(group)
         return group
 
-    group = _of_made(process_group, hosts, everyone, make, rank, ordered)
+    store = dist.PrefixStore(box[0], dist.distributed_c10d._get_default_store())
+    group = _of_made(hosts, len(everyone), make, rank, store, ordered)
     for part in made:  # torch.distributed keeps groups until they are destroyed
         finalize(group, _destroy, part).atexit = False
+    return group
+
+
+def _new_group_of_members(name: str, ranks: list[int], timeout: timedelta, backend: str) -> dist.ProcessGroup:
+    """`dist.new_group` that only `ranks` call. torch's own way, `use_local_synchronization`, names a group by how many a rank has already:
+    members of whom one has more never meet."""
+    c10d = dist.distributed_c10d
+    group, _ = c10d._new_process_group_helper(len(ranks), ranks.index(dist.get_rank()), ranks, dist.Backend(backend),
+                                              c10d._get_default_store(), group_name=name, timeout=timeout,
+                                              device_id=dist.group.WORLD.bound_device_id)
+    c10d._world.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
     return group
 
 
@@ -88,12 +105,9 @@ def _destroy(group) -> None:
         dist.destroy_process_group(group)
 
 
-def _of_made(process_group, hosts: Hosts | None, everyone: list[int], make, rank: int, ordered: bool) -> _C.ProcessGroup:
+def _of_made(hosts: Hosts | None, size: int, make, rank: int, store: dist.Store, ordered: bool) -> _C.ProcessGroup:
     if hosts is None:
-        return _C.make_ordered_group(make("all", range(len(everyone))))
+        return _C.make_ordered_group(make("all", range(size)))
     if len(hosts) == 1 and not ordered:
-        return _C.from_torch(make("all", range(len(everyone)), "unisono"))
-    box = [secrets.token_hex(8)]
-    dist.broadcast_object_list(box, src=everyone[0], group=process_group)
-    store = dist.PrefixStore(f"unisono/{box[0]}", dist.distributed_c10d._get_default_store())
+        return _C.from_torch(make("all", range(size), "unisono"))
     return over_hosts(hosts, rank, make, store, ordered=ordered)

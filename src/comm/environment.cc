@@ -1,7 +1,10 @@
 #include "comm/environment.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <iterator>
+#include <string>
 #include <system_error>
 #include <tuple>
 #include <utility>
@@ -167,9 +170,25 @@ void read_tcp(const Reader& env, Environment& out) {
   out.evidence += " " + env.shown("MASTER_ADDR") + " " + env.shown("MASTER_PORT");
 }
 
+// Whether this launcher tells of these ranks.
+bool tells_of(const Reader& env, const Launcher& launcher, const Environment& ranks) {
+  if (ranks.source != Environment::Source::arguments) return launcher.source == ranks.source;
+  if (launcher.source == Environment::Source::slurm && !is_slurm_task(env)) return false;
+  return env.text(launcher.rank) == std::to_string(ranks.rank) &&
+         env.text(launcher.size) == std::to_string(ranks.size) && !is_srun_pmi(env, launcher);
+}
+
 bool spans_hosts(const Reader& env, const Launcher& launcher, int size) {
   return (launcher.local_size && env.has(launcher.local_size) && env.number(launcher.local_size) < size) ||
          (launcher.source == Environment::Source::slurm && env.has("SLURM_NNODES") && env.number("SLURM_NNODES") > 1);
+}
+
+bool may_be_on_several_hosts(const Reader& env, const InitOptions& options, const Environment& ranks) {
+  if (ranks.size == 1) return false;
+  if (env.has("UNISONO_HOST_PART") && (options.transport == "auto" || options.transport == "gloo")) return true;
+  return std::any_of(std::begin(kLaunchers), std::end(kLaunchers), [&](const Launcher& launcher) {
+    return tells_of(env, launcher, ranks) && spans_hosts(env, launcher, ranks.size);
+  });
 }
 
 // "node[003-005,9],login" is node003, node004, ...
@@ -232,7 +251,7 @@ void read_meeting(const Reader& env, const InitOptions& options, Environment& ou
     return;
   }
   const Launcher* launcher = launcher_of(out.source);
-  out.several_hosts = launcher && spans_hosts(env, *launcher, out.size);
+  out.several_hosts = may_be_on_several_hosts(env, options, out);
   if (options.store) {
     out.meeting = Environment::Meeting::given;
     return;

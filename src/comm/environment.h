@@ -34,9 +34,10 @@ struct Environment {
   std::string path;    ///< of `file`
   std::string job;     ///< of `job_file`, and of srun's `tcp`: the same on all ranks of a job, and on no others
   std::string circle;  ///< what this job's keys begin with: of srun's step, UNISONO_JOB, UNISONO_SECRET; empty without
-  bool several_hosts = false;  ///< as the launcher tells; which ranks share a host is for them to find out
-  int attempt = 0;             ///< torchrun's restart count; separates the keys of one agent store
-  std::string evidence;        ///< the variables it was read from with their values: "RANK=1 WORLD_SIZE=2"
+  bool several_hosts =
+      false;        ///< as the launcher or UNISONO_HOST_PART tells; which ranks share a host is for them to find out
+  int attempt = 0;  ///< torchrun's restart count; separates the keys of one agent store
+  std::string evidence;  ///< the variables it was read from with their values: "RANK=1 WORLD_SIZE=2"
 };
 
 /// Reads it in the order that init.h documents. Local; asks the process's parent only for a job without a name.

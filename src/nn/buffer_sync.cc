@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <set>
 #include <sstream>
 
 #include "nn/model_digest.h"
@@ -36,6 +37,16 @@ void BufferSync::agree_on(const std::vector<NamedTensor>& buffers) {
   plan_ = plan_state(buffers, policy_);
 }
 
+std::vector<NamedTensor> BufferSync::added_to(const std::vector<NamedTensor>& buffers) const {
+  std::set<std::string> agreed;
+  for (const Entry& e : agreed_) agreed.insert(e.name);
+  std::vector<NamedTensor> out;
+  for (const NamedTensor& b : buffers) {
+    if (!agreed.contains(b.name)) out.push_back(b);
+  }
+  return out;
+}
+
 bool BufferSync::are_as_agreed(const std::vector<NamedTensor>& buffers) const {
   if (buffers.size() != agreed_.size()) return false;
   for (std::size_t i = 0; i < buffers.size(); ++i) {
@@ -51,10 +62,10 @@ bool BufferSync::are_as_agreed(const std::vector<NamedTensor>& buffers) const {
 void BufferSync::run(const std::vector<NamedTensor>& buffers, int root, ProcessGroup& group) {
   at::NoGradGuard no_grad;
   if (hook_) return hook_(buffers, group);
-  if (plan_.empty() || group.size() == 1) return;
+  if (group.size() == 1) return;
   if (are_as_agreed(buffers)) {
     if (exchange_state(buffers, plan_, root, group, "buffers")) return;
-  } else {
+  } else if (!plan_.empty()) {
     withhold_state(plan_, root, group, "buffers");
   }
   require_same_entries(

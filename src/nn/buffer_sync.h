@@ -22,6 +22,10 @@ class BufferSync {
   BufferSync(const std::vector<NamedTensor>& buffers, BufferPolicy policy);
 
   void set_hook(Hook hook) { hook_ = std::move(hook); }
+  /// From here on these are the buffers, on all ranks: names, shapes, dtypes.
+  void agree_on(const std::vector<NamedTensor>& buffers);
+  /// Those with other names than the ranks agreed on.
+  std::vector<NamedTensor> added_to(const std::vector<NamedTensor>& buffers) const;
   /// Whether there is anything to bring.
   bool empty() const { return plan_.empty() && !hook_; }
   /// `root`: whose buffers they become where the policy says rank 0's; another rank's when rank 0 has left a join.
@@ -36,7 +40,6 @@ class BufferSync {
     at::ScalarType dtype;
     Device device;
   };
-  void agree_on(const std::vector<NamedTensor>& buffers);
   bool are_as_agreed(const std::vector<NamedTensor>& buffers) const;
 
   BufferPolicy policy_;

@@ -212,8 +212,9 @@ bool DataParallel::module_changed(const torch::nn::Module& module) const {
 void DataParallel::follow(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers) {
   State& s = *state_;
   parameters = distinct(without(std::move(parameters), s.options.parameters_and_buffers_to_ignore));
-  std::string changed = parameters.size() < s.parameters.size() ? "a parameter was removed" : "";
-  std::string first_changed;
+  buffers = distinct(without(std::move(buffers), s.options.parameters_and_buffers_to_ignore));
+  bool rewrap = parameters.size() < s.parameters.size();
+  std::string changed;
   std::vector<NamedTensor> fresh;
   std::map<const void*, std::size_t> before;
   for (std::size_t i = 0; i < s.wrapped.size(); ++i) before.emplace(s.wrapped[i].impl, i);
@@ -221,23 +222,34 @@ void DataParallel::follow(std::vector<NamedTensor> parameters, std::vector<Named
     const auto found = before.find(p.tensor.unsafeGetTensorImpl());
     if (found == before.end()) fresh.push_back(p);
     if (found != before.end() && s.wrapped[found->second].still(p.tensor)) continue;
-    changed = "parameter '" + p.name + "' is another than it was";
-    if (first_changed.empty()) first_changed = p.name;
+    rewrap = true;
+    if (changed.empty()) changed = p.name;
   }
-  if (changed.empty()) return;
+  // Where there were buffers, those of the next forward are compared anyway, and the group survives a difference.
+  std::vector<NamedTensor> fresh_buffers;
+  if (rewrap || (s.options.broadcast_buffers && s.buffer_sync->empty()))
+    fresh_buffers = s.buffer_sync->added_to(buffers);
+  if (!rewrap && fresh_buffers.empty()) return;
+  if (changed.empty()) changed = rewrap ? "one removed" : fresh_buffers[0].name;
   finish_step();
-  if (s.reducer->has_unsynchronised()) {
-    throw Error(ErrorCode::invalid_argument, changed +
-                                                 ", while gradients accumulated under no_sync wait for their "
-                                                 "synchronisation; change the module between steps");
+  if (rewrap && s.reducer->has_unsynchronised()) {
+    throw Error(ErrorCode::invalid_argument,
+                "a parameter ('" + changed +
+                    "') was added, removed or changed while gradients accumulated under "
+                    "no_sync wait for their synchronisation; change the module between steps");
   }
   std::vector<std::string> entries = describe_model(parameters, buffers, s.options);
   for (const NamedTensor& p : fresh) entries.push_back("new since the module was wrapped: '" + p.name + "'");
-  require_same_model(entries, *s.group, name_of_change(first_changed.empty() ? "one removed" : first_changed));
+  require_same_model(entries, *s.group, name_of_change(changed));
   require_reducible(parameters);
-  if (s.options.init_sync) broadcast_state(fresh, 0, *s.group, "new parameters");
+  if (s.options.init_sync) {
+    broadcast_state(fresh, 0, *s.group, "new parameters");
+    broadcast_state(fresh_buffers, 0, *s.group, "new buffers");
+  }
   s.parameters = std::move(parameters);
-  s.wrap(s.reducer->step());
+  s.buffers = std::move(buffers);
+  s.buffer_sync->agree_on(s.buffers);
+  if (rewrap) s.wrap(s.reducer->step());
   s.buffers_at = -1;
 }
 

@@ -3,7 +3,8 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 
-#include <iterator>
+#include <mutex>
+#include <set>
 #include <string>
 
 #include "comm/c10d/tensors.h"
@@ -20,17 +21,13 @@ AllReduceOptions Averaging::options() const {
   return options;
 }
 
-// Literals, for a tag may be read when the wrapper is gone. Nobody has more wrappers on a group than that in one step.
+// Kept for as long as the process lives, for a tag may be read when the wrapper is gone.
 const char* Launcher::name_of_messages(int user) {
-  constexpr const char* kNames[] = {"gradients",
-                                    "gradients, wrapper 1",
-                                    "gradients, wrapper 2",
-                                    "gradients, wrapper 3",
-                                    "gradients, wrapper 4",
-                                    "gradients, wrapper 5",
-                                    "gradients, wrapper 6",
-                                    "gradients, wrapper 7"};
-  return kNames[user % std::ssize(kNames)];
+  if (user == 0) return "gradients";
+  static std::mutex mutex;
+  static std::set<std::string> names;
+  const std::lock_guard lock(mutex);
+  return names.insert("gradients, wrapper " + std::to_string(user)).first->c_str();
 }
 
 void Launcher::begin(Buckets& buckets, std::int64_t step, Averaging averaging, bool by_need) {

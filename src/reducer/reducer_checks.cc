@@ -19,9 +19,8 @@ void Reducer::check_verdict(const BackwardMessage& verdict) const {
   if (verdict.abandoned.any()) {
     throw Error(
         ErrorCode::mismatch,
-        "rank " + verdict.abandoned.list() + " threw in its backward of step " + std::to_string(step_) + "; rank " +
-            std::to_string(group_->rank()) +
-            " has no averaged gradients for this step. See the error of that rank; call zero_grad() and run the "
+        "rank " + verdict.abandoned.list() + " threw in its backward of step " + std::to_string(step_) +
+            "; no rank has averaged gradients for this step. See the error of that rank; call zero_grad() and run the "
             "step again on all ranks, or stop.");
   }
   check_accumulation(verdict);

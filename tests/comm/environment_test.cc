@@ -206,6 +206,24 @@ TEST(Environment, SlurmsNodeListTellsTheFirstHost) {
   }
 }
 
+// Arguments that say what the launcher says do not hide its hosts; a host that is split is several.
+TEST(Environment, SeveralHosts) {
+  const Variables one{{"RANK", "1"}, {"WORLD_SIZE", "4"}, {"LOCAL_WORLD_SIZE", "4"}, {"UNISONO_STORE", "file:/x"}};
+  Variables two = one, split = one;
+  two["LOCAL_WORLD_SIZE"] = "2";
+  split["UNISONO_HOST_PART"] = "left";
+  EXPECT_FALSE(read(one).several_hosts);
+  EXPECT_TRUE(read(two).several_hosts);
+  EXPECT_TRUE(read(two, {.rank = 1, .size = 4}).several_hosts);
+  EXPECT_TRUE(read(two, {.rank = 1}).several_hosts);
+  EXPECT_FALSE(read(two, {.rank = 1, .size = 2}).several_hosts) << "other ranks than the launcher's";
+  EXPECT_FALSE(read(two, {.rank = 0, .size = 4}).several_hosts);
+  EXPECT_TRUE(read(split).several_hosts);
+  EXPECT_TRUE(read(split, {.rank = 0, .size = 2}).several_hosts);
+  EXPECT_FALSE(read(split, {.transport = "shm"}).several_hosts);
+  EXPECT_FALSE(read({{"UNISONO_HOST_PART", "left"}}).several_hosts) << "a world of one";
+}
+
 TEST(Environment, StepsOfOneSlurmJobAreApart) {
   std::set<int> ports;
   std::set<std::string> circles;

@@ -112,6 +112,46 @@ TEST(Changes, AddedReplacedConverted) {
   });
 }
 
+// A module that had no buffers gets one of three kinds: with parameters beside it, without any, and registered by hand.
+TEST(Changes, AddedBuffersAreRankZeros) {
+  for (bool per_step : {true, false}) {
+    on_ranks(2, [&](auto group) {
+      auto m = std::make_shared<Net>();
+      DistributedDataParallel ddp(m, group, {.broadcast_buffers = per_step});
+      const Tensor x = torch::full({1, 4}, group->rank() + 1.0);
+      ddp(x).sum().backward();
+      auto norm = m->register_module("norm", torch::nn::BatchNorm1d(4));
+      norm->running_mean.fill_(group->rank() + 3.0);
+      ddp(x).sum().backward();
+      EXPECT_EQ(first(norm->running_mean), 3.0);
+      norm->running_mean.fill_(group->rank() + 5.0);
+      ddp(x).sum().backward();
+      EXPECT_EQ(first(norm->running_mean), per_step ? 5.0 : group->rank() + 5.0);
+      ddp.sync_state();
+      EXPECT_EQ(first(norm->running_mean), 5.0);
+      EXPECT_TRUE(ddp.replicas_identical());
+    });
+  }
+  on_ranks(2, [](auto group) {
+    auto m = std::make_shared<Net>();
+    DistributedDataParallel ddp(m, group);
+    const Tensor x = torch::full({1, 4}, group->rank() + 1.0);
+    auto norm = m->register_module("norm", torch::nn::BatchNorm1d(torch::nn::BatchNormOptions(4).affine(false)));
+    norm->running_mean.fill_(group->rank() + 3.0);
+    ddp(x).sum().backward();
+    EXPECT_EQ(first(norm->running_mean), 3.0);
+    EXPECT_TRUE(ddp.replicas_identical());
+  });
+  on_ranks(2, [](auto group) {
+    auto m = std::make_shared<Net>();
+    DistributedDataParallel ddp(m, group);
+    const Tensor late = m->register_buffer("late", torch::full({3}, group->rank() + 1.0));
+    ddp.sync_state();
+    EXPECT_EQ(first(late), 1.0);
+    EXPECT_TRUE(ddp.replicas_identical());
+  });
+}
+
 // Gradients, transform, tracing and steps go on over a change.
 TEST(Changes, KeepWhatWasSet) {
   on_ranks(2, [](auto group) {
@@ -171,17 +211,22 @@ TEST(Changes, TwoWrappers) {
 
 // Two models of equal shapes whose backwards come in another order on one rank: their messages would fit each other.
 TEST(Changes, TwoWrappersInAnotherOrderAreNamed) {
-  const auto failures = failures_of(2, [](auto group) {
-    auto one = std::make_shared<Net>(), two = std::make_shared<Net>();
-    DistributedDataParallel first_ddp(one, group), second_ddp(two, group);
-    const Tensor x = torch::full({1, 4}, group->rank() + 1.0);
-    Tensor a = first_ddp(x).sum(), b = second_ddp(x).sum();
-    (group->rank() == 0 ? a : b).backward();
-    (group->rank() == 0 ? b : a).backward();
-  });
-  for (const auto& failure : failures) {
-    EXPECT_NE(failure.find("gradients of step 0"), std::string::npos) << failure;
-    EXPECT_NE(failure.find("gradients, wrapper 1 of step 0"), std::string::npos) << failure;
+  for (int between : {0, 7}) {  // wrappers that are gone again
+    const auto failures = failures_of(2, [&](auto group) {
+      auto one = std::make_shared<Net>(), two = std::make_shared<Net>();
+      DistributedDataParallel first_ddp(one, group);
+      for (int i = 0; i < between; ++i) DistributedDataParallel(std::make_shared<Net>(), group);
+      DistributedDataParallel second_ddp(two, group);
+      const Tensor x = torch::full({1, 4}, group->rank() + 1.0);
+      Tensor a = first_ddp(x).sum(), b = second_ddp(x).sum();
+      (group->rank() == 0 ? a : b).backward();
+      (group->rank() == 0 ? b : a).backward();
+    });
+    const std::string second = "gradients, wrapper " + std::to_string(between + 1) + " of step 0";
+    for (const auto& failure : failures) {
+      EXPECT_NE(failure.find("gradients of step 0"), std::string::npos) << failure;
+      EXPECT_NE(failure.find(second), std::string::npos) << failure;
+    }
   }
 }
 

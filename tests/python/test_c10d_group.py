@@ -285,3 +285,16 @@ def test_ordered_sums_over_gloo_have_the_bits_of_shared_memory(on_ranks, size):
     for (name, over_gloo), (shm, in_memory) in on_ranks(size, ordered_sums, group=False):
         assert name == "ordered/c10d/gloo" and shm == "shm"
         assert all(torch.equal(a, b) for a, b in zip(over_gloo, in_memory, strict=True))
+
+
+def names_behind(backends):
+    names = []
+    for backend in backends:
+        with torch_group(backend) as world:
+            names.append(_C.from_torch(world).name)
+    return names
+
+
+def test_a_group_that_is_ours_alone_is_taken_apart(on_ranks):
+    for names in on_ranks(2, names_behind, ["unisono", "cpu:unisono", "cpu:unisono,cuda:gloo"], group=False):
+        assert names == ["shm", "shm", "c10d/unisono"]  # beside a backend for CUDA ours serves the CPU alone

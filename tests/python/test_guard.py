@@ -38,6 +38,52 @@ def test_the_guard_can_be_left_out(on_ranks):
         assert refused is None and not untouched and not identical
 
 
+class Growing(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 1)
+        self.register_parameter("extra", None)
+
+    def forward(self, x):
+        return super().forward(x) if self.extra is None else super().forward(x) + x @ self.extra
+
+
+def added_later(group):
+    ddp = DistributedDataParallel(Growing(), process_group=group)
+    ddp.module.extra = nn.Parameter(torch.ones(4, 1))
+    optimizer = torch.optim.SGD([ddp.module.extra], 0.1)
+    with ddp.no_sync():
+        ddp(torch.full((1, 4), group.rank() + 1.0)).sum().backward()
+    refused = outcome_of(optimizer.step)
+    untouched = torch.equal(ddp.module.extra, torch.ones(4, 1))
+    ddp.sync_grads()
+    optimizer.step()
+    return refused, untouched, ddp.replicas_identical()
+
+
+def test_a_parameter_added_later_is_guarded(on_ranks):
+    for refused, untouched, identical in on_ranks(2, added_later):
+        assert refused.type == "InvalidArgumentError" and "sync_grads()" in refused.message
+        assert untouched and identical
+
+
+def ignored(group, by_keyword):
+    """An ignored parameter is stepped on with each rank's own gradient, whenever its optimizer likes."""
+    module = nn.Linear(4, 1)
+    if not by_keyword:
+        module._ddp_params_and_buffers_to_ignore = ["bias"]
+    ddp = DistributedDataParallel(module, process_group=group, parameters_and_buffers_to_ignore=["bias"] if by_keyword else [])
+    with ddp.no_sync():
+        ddp(torch.ones(1, 4)).sum().backward()
+    return outcome_of(torch.optim.SGD([module.bias], 0.1).step), outcome_of(torch.optim.SGD([module.weight], 0.1).step)
+
+
+@pytest.mark.parametrize("by_keyword", [True, False])
+def test_an_ignored_parameter_is_not_guarded(on_ranks, by_keyword):
+    for of_ignored, of_averaged in on_ranks(2, ignored, by_keyword):
+        assert of_ignored is None
+        assert of_averaged.type == "InvalidArgumentError"
+
+
 @dataclasses.dataclass
 class Output:
     logits: torch.Tensor

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import time
 from datetime import timedelta
 
 import pytest
@@ -11,7 +12,7 @@ import unisono
 from ranks import outcome_of
 from torch import nn
 from torch_group import torch_group
-from unisono import DistributedDataParallel
+from unisono import _C, DistributedDataParallel
 from unisono.several_hosts import meet
 
 
@@ -184,10 +185,92 @@ def missing_rank(part):
     place(part)
     rank = int(os.environ["RANK"])
     store = dist.FileStore(os.environ["UNISONO_STORE"].removeprefix("file:"), 3)
-    return None if rank == 2 else outcome_of(lambda: meet(store, rank, 3, timedelta(seconds=1)))
+    return None if rank == 2 else outcome_of(lambda: meet(store, rank, 3, timedelta(seconds=30), timedelta(seconds=1)))
 
 
 def test_a_rank_that_is_missing_at_the_start_is_named(on_ranks):
     first, second, _ = on_ranks(3, missing_rank, "aab", group=False)
     for raised in (first, second):
         assert raised.type == "TimeoutError" and "missing rank 2" in raised.message, raised
+
+
+def leave_the_start(world, part, after):
+    """Rank 2 goes once the ranks have met (after "join"), told each other their hosts ("hosts")."""
+    place(part)
+    os.environ["LOCAL_WORLD_SIZE"] = "1"  # several hosts, says the launcher
+    world.barrier().wait()
+    if world.rank() < 2:
+        begin = time.monotonic()
+        return outcome_of(lambda: unisono.init(timeout=40, start_timeout=4)), time.monotonic() - begin
+    store, rank, size = _C.meet_over_hosts("auto", -1, -1, timedelta(seconds=30), None, "unisono")
+
+    def exchange(what, text):
+        keys = [f"first/unisono/{what}/{r}" for r in range(size)]
+        store.set(keys[rank], text)
+        return [store.get(key).decode() for key in keys]
+
+    if after == "hosts":
+        _C.find_hosts(exchange)
+    return None
+
+
+@pytest.mark.parametrize(("part", "after", "words"), [
+    ("aab", "join", ["missing rank 2"]), ("aaa", "hosts", ["missing rank 2"]),
+    ("aab", "hosts", ["Gloo did not start between ranks 0, 1, 2: ", "imeout", "GLOO_SOCKET_IFNAME"])])
+def test_a_start_that_one_rank_leaves_ends_by_the_deadline_of_the_start(on_ranks, part, after, words):
+    *others, _ = on_ranks(3, leave_the_start, part, after)
+    for raised, seconds in others:
+        assert raised.type == "TimeoutError" and "Error" in raised.bases, raised
+        assert all(word in raised.message for word in words), raised
+        assert seconds < 20  # of `timeout` 40
+
+
+def two_deadlines(part, transport):
+    place(part)
+    os.environ["LOCAL_WORLD_SIZE"] = "1"
+    group = unisono.init(transport, timeout=7, start_timeout=60)
+    group.barrier().wait()
+    return group.timeout, group.name
+
+
+@pytest.mark.parametrize(("part", "transport", "name"), [("aab", "auto", "hierarchy"), ("aaa", "auto", "shm"), ("abc", "auto", "c10d"),
+                                                         ("aaa", "gloo", "c10d")])
+def test_calls_have_a_deadline_of_their_own(on_ranks, part, transport, name):
+    for timeout, made in on_ranks(3, two_deadlines, part, transport, group=False):
+        assert timeout == 7 and made.startswith(name)
+
+
+def no_interface(part):
+    place(part)
+    os.environ.update(LOCAL_WORLD_SIZE="1", GLOO_SOCKET_IFNAME="nowhere7")
+    return outcome_of(lambda: unisono.init(timeout=10, start_timeout=10))
+
+
+def test_an_interface_that_is_not_there_is_named(on_ranks):
+    for raised in on_ranks(2, no_interface, "ab", group=False):
+        assert raised.type == "InvalidArgumentError" and "GLOO_SOCKET_IFNAME=nowhere7" in raised.message, raised
+
+
+def groups_of_parts(make, part, parts):
+    place(part)
+    with torch_group("gloo"):
+        rank = dist.get_rank()
+        groups = [dist.new_group(ranks) for ranks in parts]
+        dist.new_group([0, 2])  # from here on some ranks have more groups than others
+        own = next(place for place, ranks in enumerate(parts) if rank in ranks)
+        group = getattr(unisono, make)(groups[own])
+        x = torch.full((100_000,), rank + 1.0)
+        group.all_reduce(x, "sum").wait()
+        again = getattr(unisono, make)(groups[own])
+        again.barrier().wait()
+        return group.name, x.unique().tolist(), [sum(r + 1.0 for r in parts[own])]
+
+
+@pytest.mark.parametrize(("make", "part", "parts", "names"), [
+    ("ordered", "aaaa", [[0, 1], [2, 3]], ["ordered/c10d"] * 4), ("ordered", "abab", [[0, 1], [2, 3]], ["ordered/c10d"] * 4),
+    ("hierarchical", "abcd", [[0, 1], [2, 3]], ["c10d"] * 4), ("hierarchical", "aabb", [[0, 1], [2, 3]], ["shm"] * 4),
+    ("hierarchical", "aabb", [[0, 1, 3], [2]], ["hierarchy", "hierarchy", "serial", "hierarchy"])])
+def test_members_alone_make_groups_of_sub_groups(on_ranks, make, part, parts, names):
+    for name, (seen, total, expected) in zip(names, on_ranks(4, groups_of_parts, make, part, parts, group=False), strict=True):
+        assert seen.startswith(name)
+        assert total == expected

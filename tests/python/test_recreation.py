@@ -190,6 +190,32 @@ def test_groups_one_after_the_other_on_one_store_and_prefix(on_ranks):
     assert on_ranks(2, again_on_one_store, group=False) == [[[2.0, 2.0]] * 5] * 2
 
 
+def again_over_hosts(part):
+    os.environ["UNISONO_HOST_PART"] = part[int(os.environ["RANK"])]
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = dist.FileStore(os.environ["UNISONO_STORE"].removeprefix("file:") + ".torch", -1)
+    sums, names = [], []
+    for _ in range(3):
+        dist.init_process_group("unisono", store=store, rank=rank, world_size=size)
+        names.append(resolve(dist.group.WORLD).name)
+        pair = dist.new_group([0, 3])
+        t = torch.ones(2)
+        dist.all_reduce(t)
+        if rank in (0, 3):
+            dist.all_reduce(t, group=pair)
+            dist.send(t, 3) if rank == 0 else dist.recv(t, 0)
+        sums.append(t.tolist())
+        dist.destroy_process_group()
+    return names, sums
+
+
+@pytest.mark.parametrize(("part", "name"), [("aabb", "hierarchy"), ("abcd", "c10d")])
+def test_groups_over_hosts_one_after_the_other_on_one_store(on_ranks, part, name):
+    for rank, (names, sums) in enumerate(on_ranks(4, again_over_hosts, part, group=False)):
+        assert all(made.startswith(name) for made in names)
+        assert sums == [[8.0, 8.0] if rank in (0, 3) else [4.0, 4.0]] * 3
+
+
 def leave_a_torch_group():
     with torch_group("unisono") as world:
         group = resolve(world)

@@ -267,3 +267,26 @@ def killed_peer():
 def test_a_killed_peer_is_named(on_ranks):
     with pytest.raises(RanksFailed, match="PeerLostError"):
         on_ranks(2, killed_peer, group=False)
+
+
+def with_a_secret(variable, values, part, timeout):
+    rank = int(os.environ["RANK"])
+    os.environ.update({variable: values[rank], "UNISONO_HOST_PART": part[rank]})
+
+    def total():
+        with torch_group("unisono", timeout):
+            t = torch.ones(1)
+            dist.all_reduce(t)
+            return t.item()
+
+    return outcome_of(total)
+
+
+@pytest.mark.parametrize("part", ["aa", "ab"])
+@pytest.mark.parametrize("variable", ["UNISONO_SECRET", "UNISONO_JOB"])
+def test_ranks_with_another_secret_or_job_do_not_meet(on_ranks, variable, part):
+    assert on_ranks(2, with_a_secret, variable, ("three", "three"), part, 30, group=False) == [2.0, 2.0]
+    strangers = on_ranks(2, with_a_secret, variable, ("three", "four"), part, 3, group=False)
+    for raised, missing in zip(strangers, (1, 0), strict=True):
+        assert raised.type == "TimeoutError" and f"missing rank {missing}" in raised.message and variable in raised.message, raised
+        assert "three" not in raised.message and "four" not in raised.message

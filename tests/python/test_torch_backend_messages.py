@@ -240,3 +240,46 @@ def profiled():
 
 def test_profiles_show_the_calls(on_ranks):
     assert on_ranks(2, profiled, group=False) == [["unisono:all_reduce"]] * 2
+
+
+def unequal_blocks(dtypes):
+    """Rank r gives r + 1 rows of 3 to everybody, between hosts of one rank each."""
+    os.environ["UNISONO_HOST_PART"] = os.environ["RANK"]
+    found = {}
+    with torch_group("unisono"):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        rows = [rank + 1] * size, list(range(1, size + 1))
+        for dtype in dtypes:
+            mine = torch.arange(3 * size * (rank + 1)).add(10 * rank).view(-1, 3).to(dtype)
+            out = torch.empty(sum(rows[1]), 3, dtype=dtype)
+            dist.all_to_all_single(out, mine, rows[1], rows[0])
+            strided = torch.empty(3, sum(rows[1]), dtype=dtype).t()
+            dist.all_to_all_single(strided, mine.t().contiguous().t(), rows[1], rows[0])
+            parts = [torch.empty(n, 3, dtype=dtype) for n in rows[1]]
+            dist.all_to_all(parts, list(mine.split(rows[0])))
+            parts = torch.cat([part.to(torch.complex64) for part in parts])
+            found[str(dtype)] = [t.to(torch.complex64).real.tolist() for t in (out, strided, parts)]
+    return found
+
+
+def test_unequal_blocks_of_any_dtype_between_hosts(on_ranks):
+    dtypes = [torch.float32, torch.int16, torch.uint16, torch.bool, torch.float8_e5m2, torch.bfloat16, torch.complex64, torch.int64]
+    for rank, found in enumerate(on_ranks(3, unequal_blocks, dtypes, group=False)):
+        for dtype in dtypes:
+            blocks = []
+            for sender in range(3):
+                sent = torch.arange(3 * 3 * (sender + 1)).add(10 * sender).view(-1, 3).to(dtype).to(torch.complex64).real
+                blocks.append(sent.split(sender + 1)[rank])
+            assert found[str(dtype)] == [torch.cat(blocks).tolist()] * 3, dtype
+
+
+def splits_on_one_rank(_=None):
+    with torch_group("unisono", timeout=3):
+        rank, t = dist.get_rank(), torch.ones(4)
+        splits = ([2, 2], [2, 2]) if rank == 0 else ()
+        return outcome_of(lambda: dist.all_to_all_single(torch.zeros(4), t, *splits))
+
+
+def test_split_sizes_on_one_rank_only_are_explained(on_ranks):
+    texts = [outcome.message for outcome in on_ranks(2, splits_on_one_rank, group=False)]
+    assert any("Either all of them give split sizes to all_to_all_single, or none does" in text for text in texts), texts

@@ -40,6 +40,7 @@ struct Deep : torch::nn::Module {
 // Rank 1 throws in the middle, at every depth: the others hear of it, nobody waits for a deadline, a retry works.
 TEST(Failures, AbandonedBackwardIsToldAndRetried) {
   for (double cap : {0.0, 0.00005, 25.0}) {
+    std::vector<std::string> told(3);
     on_ranks(3, [&](auto group) {
       auto model = std::make_shared<Deep>();
       DistributedDataParallel ddp(model, group, {.bucket_cap_mb = cap});
@@ -55,6 +56,7 @@ TEST(Failures, AbandonedBackwardIsToldAndRetried) {
         const std::string wanted = group->rank() == 1 ? "the user's own error"
                                                       : "rank 1 threw in its backward of step " + std::to_string(step);
         EXPECT_NE(error.find(wanted), std::string::npos) << error;
+        told[static_cast<std::size_t>(group->rank())] += error;
         ++step;
         model->zero_grad();
         ddp(x, -1).sum().backward();
@@ -63,6 +65,7 @@ TEST(Failures, AbandonedBackwardIsToldAndRetried) {
         model->zero_grad();
       }
     });
+    EXPECT_EQ(told[0], told[2]);
   }
 }
 

@@ -23,8 +23,9 @@ std::string Mailbox::place_of(const Mail& mail) const {
   const bool sends = mail.direction_ == Mail::Direction::send;
   const std::string peer = mail.asked_ < 0 ? "any rank" : "rank " + std::to_string(mail.asked_);
   return "group " + name_ + ", rank " + std::to_string(rank_) + (sends ? ", send of " : ", receive of ") +
-         shown(mail.data_.count, mail.data_.dtype) + (sends ? " to " : " from ") + peer + ", tag " +
-         std::to_string(mail.tag_) + ": ";
+         shown(mail.data_.count, mail.data_.dtype) + (sends ? " to " : " from ") + peer +
+         (mail.tag_ < 0 ? ", a block of an all_to_all or of sparse tensors" : ", tag " + std::to_string(mail.tag_)) +
+         ": ";
 }
 
 void Mailbox::require_alike(const Mail& mail, int from, const MailHeader& header) const {
@@ -52,10 +53,12 @@ void Mailbox::look_for_trouble(std::int64_t now) {
   for (const auto& mail : all) {
     if (now < mail->deadline_ns_) continue;
     const bool sends = mail->direction_ == Mail::Direction::send;
-    throw Error(ErrorCode::timeout, place_of(*mail) +
-                                        (sends ? "it has not been received within " : "no such message came within ") +
-                                        std::to_string((now - mail->issued_ns_) / 1'000'000) +
-                                        " ms. Does the other side make the matching call, with the same tag?");
+    throw Error(ErrorCode::timeout,
+                place_of(*mail) + (sends ? "it has not been received within " : "no such message came within ") +
+                    std::to_string((now - mail->issued_ns_) / 1'000'000) +
+                    (mail->tag_ < 0 ? " ms. Do all ranks make the same call? Either all of them give "
+                                      "split sizes to all_to_all_single, or none does."
+                                    : " ms. Does the other side make the matching call, with the same tag?"));
   }
   if (now < next_look_ns_) return;
   next_look_ns_ = now + kLookAtPeers;

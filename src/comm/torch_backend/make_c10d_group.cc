@@ -34,13 +34,12 @@ std::shared_ptr<ProcessGroup> adapt(c10::intrusive_ptr<c10d::ProcessGroup> group
   return make_serial_group(options);
 }
 
-std::shared_ptr<ProcessGroup> own_transport(const c10d::ProcessGroup& group) {
-  try {
-    const auto backend = group.getDefaultBackend();
-    if (const auto* ours = dynamic_cast<const TorchBackend*>(backend.get())) return ours->group();
-  } catch (const c10::Error&) {  // a group without a default backend is none of ours
-  }
-  return nullptr;
+// Beside a backend for CUDA ours serves the CPU alone, so such a group stays as it is.
+std::shared_ptr<ProcessGroup> own_transport(c10d::ProcessGroup& group) {
+  if (!group.hasBackendForDeviceType(c10::kCPU) || group.hasBackendForDeviceType(c10::kCUDA)) return nullptr;
+  const auto backend = group.getBackend(c10::kCPU);
+  const auto* ours = dynamic_cast<const TorchBackend*>(backend.get());
+  return ours ? ours->group() : nullptr;
 }
 
 std::shared_ptr<ProcessGroup> find_or_adapt(c10::intrusive_ptr<c10d::ProcessGroup> group, bool ordered) {

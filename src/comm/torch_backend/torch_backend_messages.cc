@@ -19,20 +19,33 @@ namespace {
 
 constexpr std::chrono::milliseconds kUnset(-1);  // as c10d's options have it
 
-// The rows of `tensor` in blocks of these numbers; equal ones when there are none.
-std::vector<at::Tensor> blocks_of(const at::Tensor& tensor, const std::vector<int64_t>& rows, int size,
-                                  const char* name) {
+// How many rows of `tensor` each block has: these, or equally many.
+std::vector<int64_t> block_rows(const at::Tensor& tensor, const std::vector<int64_t>& rows, int size,
+                                const char* name) {
   const std::int64_t all = tensor.dim() > 0 ? tensor.size(0) : 0;
-  std::vector<int64_t> lengths = rows;
-  if (lengths.empty()) lengths.assign(static_cast<std::size_t>(size), all / size);
-  check_count(lengths.size(), size, "all_to_all");
-  const std::int64_t sum = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
-  if (sum != all || *std::min_element(lengths.begin(), lengths.end()) < 0)
+  std::vector<int64_t> out = rows;
+  if (out.empty()) out.assign(static_cast<std::size_t>(size), all / size);
+  check_count(out.size(), size, "all_to_all");
+  const std::int64_t sum = std::accumulate(out.begin(), out.end(), std::int64_t{0});
+  if (sum != all || *std::min_element(out.begin(), out.end()) < 0)
     throw Error(ErrorCode::invalid_argument, std::string("unisono all_to_all: the ") + name + " has " +
                                                  std::to_string(all) + " rows and its split sizes add up to " +
                                                  std::to_string(sum));
-  return tensor.split_with_sizes(lengths);
+  return out;
 }
+
+// The same in bytes.
+std::vector<int64_t> block_bytes(const at::Tensor& tensor, const std::vector<int64_t>& rows, int size,
+                                 const char* name) {
+  std::vector<int64_t> out = block_rows(tensor, rows, size, name);
+  const auto row =
+      static_cast<int64_t>(tensor.size(0) > 0 ? tensor.nbytes() / static_cast<std::size_t>(tensor.size(0)) : 0);
+  for (int64_t& block : out) block *= row;
+  return out;
+}
+
+// Gloo refuses some types even where it only moves them.
+at::Tensor as_bytes(const at::Tensor& contiguous) { return contiguous.detach().reshape({-1}).view(at::kByte); }
 
 }  // namespace
 
@@ -109,8 +122,6 @@ TorchBackend::WorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor
                                                   std::vector<int64_t>& input_splits,
                                                   const c10d::AllToAllOptions& options) {
   const bool equal = output_splits.empty() && input_splits.empty();
-  if (!equal && post_ == nullptr && beside_)
-    return beside_->alltoall_base(output, input, output_splits, input_splits, options);
   TorchWork::Call call;
   const at::Tensor from = contiguous_input(input, "all_to_all");
   const at::Tensor to = contiguous_output(call, output, "all_to_all", false);
@@ -118,9 +129,15 @@ TorchBackend::WorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor
     CallOptions how;
     how.timeout = timeout_of(options.timeout);
     call.parts.push_back(group_->all_to_all(moved_buffer(to, "all_to_all"), moved_buffer(from, "all_to_all"), how));
+  } else if (post_ == nullptr && beside_) {
+    auto out_bytes = block_bytes(to, output_splits, size_, "output"),
+         in_bytes = block_bytes(from, input_splits, size_, "input");
+    at::Tensor out = as_bytes(to), in = as_bytes(from);
+    call.parts.emplace_back(
+        std::make_shared<BesideWork>(beside_->alltoall_base(out, in, out_bytes, in_bytes, options)));
   } else {
-    exchange(call, blocks_of(to, output_splits, size_, "output"), blocks_of(from, input_splits, size_, "input"),
-             options.timeout);
+    exchange(call, to.split_with_sizes(block_rows(to, output_splits, size_, "output")),
+             from.split_with_sizes(block_rows(from, input_splits, size_, "input")), options.timeout);
   }
   call.outputs = {output};
   return start(c10d::OpType::ALLTOALL_BASE, std::move(call));
@@ -134,11 +151,13 @@ TorchBackend::WorkPtr TorchBackend::all_to_all_in_one(const Tensors& outputs, co
   const at::NoGradGuard no_grad;
   std::vector<int64_t> to, from;
   Tensors flat;
-  for (const auto& tensor : outputs) to.push_back(tensor.numel());
-  for (const auto& tensor : inputs) {
+  for (const auto& tensor : outputs) {
     check_dense_cpu(tensor, "all_to_all");
-    from.push_back(tensor.numel());
-    flat.push_back(tensor.detach().reshape(-1));
+    to.push_back(static_cast<int64_t>(tensor.nbytes()));
+  }
+  for (const auto& tensor : inputs) {
+    flat.push_back(as_bytes(contiguous_input(tensor, "all_to_all")));
+    from.push_back(flat.back().numel());
   }
   at::Tensor input = at::cat(flat);
   at::Tensor output = at::empty({std::accumulate(to.begin(), to.end(), std::int64_t{0})}, input.options());
@@ -149,8 +168,9 @@ TorchBackend::WorkPtr TorchBackend::all_to_all_in_one(const Tensors& outputs, co
     const at::NoGradGuard none;
     std::int64_t begin = 0;
     for (const auto& tensor : outputs) {
-      tensor.detach().copy_(output.narrow(0, begin, tensor.numel()).view(tensor.sizes()));
-      begin += tensor.numel();
+      const auto bytes = static_cast<std::int64_t>(tensor.nbytes());
+      tensor.detach().copy_(output.narrow(0, begin, bytes).clone().view(tensor.scalar_type()).view(tensor.sizes()));
+      begin += bytes;
     }
   };
   call.outputs = outputs;
