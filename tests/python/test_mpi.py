@@ -94,8 +94,8 @@ def play(mpi, ranks, scene, **more):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_contract(mpi, ranks):
     """Bit for bit what every transport of ours does. The launcher's own verdict does not count: some tests leave a collective in
-    flight, as a failed program would, and then MPI is not finalized."""
-    _, text = mpi.launch(ranks, [PROGRAM], CONTRACT_LIMIT_S, {"UNISONO_MPI_LIBRARY": str(mpi.library)})
+    flight, as a failed program would, and then MPI is not finalized. Brief, for the launcher mixes the ranks' lines."""
+    _, text = mpi.launch(ranks, [PROGRAM, "--gtest_brief=1"], CONTRACT_LIMIT_S, {"UNISONO_MPI_LIBRARY": str(mpi.library)})
     assert "FAILED" not in text and "Failure" not in text, text[-8000:]
     passed = [int(n) for n in re.findall(r"PASSED\s+\]\D*?(\d+) tests", re.sub(r"\x1b\[\S*?m", "", text))]
     assert len(passed) == ranks and min(passed) >= 50, text[-4000:]
