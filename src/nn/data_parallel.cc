@@ -33,8 +33,9 @@ std::vector<NamedTensor> distinct(std::vector<NamedTensor> tensors) {
   return tensors;
 }
 
-void require_reducible(const std::vector<NamedTensor>& parameters) {
-  bool any = false;
+// `frozen`: whether it may be that none requires grad now.
+void require_reducible(const std::vector<NamedTensor>& parameters, bool frozen = false) {
+  bool any = frozen;
   for (const NamedTensor& p : parameters) {
     if (!p.tensor.requires_grad()) continue;
     any = true;
@@ -190,6 +191,7 @@ void DataParallel::State::wrap(std::int64_t first_step) {
     next->set_sync(reducer->sync());
     next->set_transform(reducer->transform());
     next->set_update(update, update_options);
+    next->continue_join(*reducer);
     next->timeline() = reducer->timeline();
   }
   reducer = std::move(next);
@@ -241,7 +243,7 @@ void DataParallel::follow(std::vector<NamedTensor> parameters, std::vector<Named
   std::vector<std::string> entries = describe_model(parameters, buffers, s.options);
   for (const NamedTensor& p : fresh) entries.push_back("new since the module was wrapped: '" + p.name + "'");
   require_same_model(entries, *s.group, name_of_change(changed));
-  require_reducible(parameters);
+  require_reducible(parameters, /*frozen=*/true);
   if (s.options.init_sync) {
     broadcast_state(fresh, 0, *s.group, "new parameters");
     broadcast_state(fresh_buffers, 0, *s.group, "new buffers");

@@ -47,6 +47,7 @@ void GradientSlot::place(const at::Storage& storage, std::size_t byte_offset) {
     parameter_.mutable_grad() = place;
   }
   view_ = std::move(place);
+  home_ = view_.detach();
   plain_ = view_.is_cpu() && view_.is_contiguous();
 }
 
@@ -70,6 +71,7 @@ void GradientSlot::write_view(const at::Tensor& gradient) {
 
 at::Tensor GradientSlot::take(const at::Tensor& gradient) {
   if (sparse_) return gradient;
+  mend_view();
   if (!as_view_) {
     if (gradient.layout() == at::kStrided) return gradient;
     return densified(gradient);
@@ -99,6 +101,7 @@ at::Tensor GradientSlot::take_setting_aside(const at::Tensor& gradient) {
 
 void GradientSlot::taken() {
   if (sparse_) return;
+  mend_view();
   const at::Tensor& grad = parameter_.grad();
   if (!grad.defined() || grad.unsafeGetTensorImpl() == view_.unsafeGetTensorImpl()) return;
   if (grad_is_view()) return;
@@ -145,6 +148,7 @@ void GradientSlot::add_delta(const at::Tensor& averaged) {
 
 void GradientSlot::fill_silent(bool weighted) {
   at::NoGradGuard no_grad;
+  mend_view();
   at::Tensor& grad = parameter_.mutable_grad();
   if (!grad.defined()) {
     view_.zero_();
@@ -161,6 +165,7 @@ void GradientSlot::fill_silent(bool weighted) {
 }
 
 void GradientSlot::fill_accumulated() {
+  mend_view();
   at::Tensor& grad = parameter_.mutable_grad();
   if (!grad.defined()) {
     at::NoGradGuard no_grad;
@@ -189,6 +194,7 @@ void GradientSlot::accept_sparse(const at::Tensor& averaged) {
 void GradientSlot::settle(bool produced) {
   if (sparse_) return aside_.reset();
   at::NoGradGuard no_grad;
+  mend_view();
   at::Tensor& grad = parameter_.mutable_grad();
   if (!produced) {
     if (kept_.defined()) {

@@ -30,7 +30,10 @@ class GradientSlot {
   /// Moves the slot to another place; what `.grad` holds, if it lies in the old place, goes along.
   void place(const at::Storage& storage, std::size_t byte_offset);
   /// Forgets the place, so that its memory can be given back. Only while `.grad` is undefined.
-  void unplace() { view_.reset(); }
+  void unplace() {
+    view_.reset();
+    home_.reset();
+  }
   bool as_view() const { return as_view_; }
   bool is_sparse() const { return sparse_; }
   /// Changes with every write to `.grad`, whoever does it; 0: there is none.
@@ -85,6 +88,10 @@ class GradientSlot {
  private:
   bool grad_is_view() const;
   void write_view(const at::Tensor& gradient);
+  // `.grad` and `view_` are one tensor; who assigns `.grad.data` moves both. Then the place gets a tensor of its own again.
+  void mend_view() {
+    if (view_.defined() && view_.const_data_ptr() != home_.const_data_ptr()) view_ = home_.detach();
+  }
 
   std::string name_;
   at::Tensor parameter_;
@@ -93,7 +100,8 @@ class GradientSlot {
   at::ScalarType type_;  // in the bucket
   bool plain_ = false;   // place and parameter are contiguous CPU memory: memcpy will do
   bool late_ = false;
-  at::Tensor view_;    // the place in the bucket
+  at::Tensor view_;    // the place in the bucket, as it is given to `.grad`
+  at::Tensor home_;    // the same, given to nobody
   at::Tensor hidden_;  // `.grad` while a late gradient is accumulated
   at::Tensor delta_;   // late gradients of this backward
   at::Tensor aside_;   // content that takes no part in a weighted average

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace unisono {
@@ -53,9 +54,15 @@ std::vector<BucketSpec> Reducer::plan() const {
   return plan;
 }
 
+bool Reducer::has_unsynchronised() const {
+  if (window_backwards_ == 0 || phase_ == Phase::draining) return false;
+  return std::any_of(slots_.begin(), slots_.end(), [](const GradientSlot& slot) { return slot.has_gradient(); });
+}
+
 void Reducer::set_transform(std::shared_ptr<GradientTransform> transform) {
   std::lock_guard lock(mutex_);
   drain();
+  if (phase_ == Phase::idle && window_backwards_ > 0) watch_window();
   if (phase_ != Phase::idle || window_backwards_ > 0) {
     throw Error(
         ErrorCode::invalid_argument,
@@ -69,6 +76,7 @@ void Reducer::set_update(Update update, StepInBackwardOptions options) {
   std::lock_guard lock(mutex_);
   drain();
   require_overlappable(options, launcher_.transforms());
+  if (phase_ == Phase::idle && window_backwards_ > 0) watch_window();
   if (phase_ != Phase::idle || window_backwards_ > 0) {
     throw Error(ErrorCode::invalid_argument,
                 "an optimizer is put into backward while gradients are being accumulated; do it before a step's first "

@@ -62,13 +62,15 @@ class Reducer final : public GradientListener {
   /// The next backward starts from `outputs`: walks their graph, so that buckets do not wait for what it cannot reach.
   void expect_backward_from(const std::vector<at::Tensor>& outputs);
   /// Whether gradients have been accumulated that no synchronisation has averaged.
-  bool has_unsynchronised() const { return window_backwards_ > 0 && phase_ != Phase::draining; }
+  bool has_unsynchronised() const;
 
   std::int64_t step() const { return step_; }
   /// Ranks may run out of inputs from now on: those that have call `shadow_step` until it returns false. `by_active`: averages
   /// are over the ranks that still have inputs. `end_early`: the first rank without inputs makes every rank's backward throw.
   void begin_join(bool by_active, bool end_early);
   void end_join();
+  /// Goes on with the join of the reducer in whose place this one comes.
+  void continue_join(const Reducer& before);
   /// Takes part in one step of the others without data. Returns false when no rank had data. *Collective*. *Blocks*.
   bool shadow_step();
   /// The lowest rank that had inputs in the last step.

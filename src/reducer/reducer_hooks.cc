@@ -83,6 +83,11 @@ void Reducer::after_accumulate(std::size_t index) {
     ready_.set(index);  // the next backward waits for it again
   } else {
     if (fresh_.test(index) && (options_.as_view || phase_ == Phase::reducing)) slot.taken();
+    if (fresh_.test(index) && !slot.has_gradient()) {  // a post-accumulate hook of the user's has taken it away
+      fresh_.clear(index);
+      --fresh_count_;
+      message_.produced.clear(index);
+    }
     if (phase_ == Phase::reducing) mark_ready(index);
   }
   if (timeline_.tracing()) timeline_.record({slot.name(), "hooks", begin, monotonic_ns(), step_, -1});

@@ -9,6 +9,7 @@ void Reducer::begin_join(bool by_active, bool end_early) {
   std::lock_guard lock(mutex_);
   drain();
   if (join_.on) throw Error(ErrorCode::invalid_argument, "join() inside join()");
+  if (phase_ == Phase::idle && window_backwards_ > 0) watch_window();
   if (phase_ != Phase::idle || window_backwards_ > 0) {
     throw Error(ErrorCode::invalid_argument, "join() while gradients are being accumulated; begin it before a step");
   }
@@ -19,6 +20,12 @@ void Reducer::end_join() {
   std::lock_guard lock(mutex_);
   join_ = {};
   authority_ = 0;
+}
+
+void Reducer::continue_join(const Reducer& before) {
+  join_ = before.join_;
+  authority_ = before.authority_;
+  all_joined_ = before.all_joined_;
 }
 
 // The others' messages are known in advance: the plan, in its order, then what the verdict asks for. So a rank without inputs sends

@@ -257,6 +257,7 @@ void Reducer::abandon(std::int64_t backward) noexcept {
     return fail_reduction();
   }
   averaging_.weight -= backward_weight_;
+  if (accumulated_ > 0) --accumulated_;
   remember_versions();
   transition(Event::failure);
 }

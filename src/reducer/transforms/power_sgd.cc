@@ -2,6 +2,10 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <unisono/transforms.h>
 
+#include <algorithm>
+#include <limits>
+#include <vector>
+
 #include "reducer/transforms/error_memory.h"
 
 namespace unisono {
@@ -50,10 +54,14 @@ class PowerSGD final : public GradientTransform {
     at::Tensor qs = flat_of(factored, &Factored::q, bucket.buffer);
     co_await channel.all_reduce(qs, ReduceOp::avg);
     unpack_factors(qs, factored, &Factored::q);
+    // The same on all ranks. A step that overflowed must not stay in memory; its gradient arrives as it is.
+    const bool finite = at::isfinite(ps).all().item<bool>() && at::isfinite(qs).all().item<bool>();
     for (Factored& f : factored) {
       at::Tensor approximated = at::matmul(f.p, f.q.t());
-      if (options_.error_feedback) memory_.remember(f.name, (f.matrix - approximated).reshape(f.gradient.sizes()));
+      if (!finite) approximated.fill_(std::numeric_limits<double>::quiet_NaN());
       f.gradient.copy_(approximated.reshape(f.gradient.sizes()));
+      if (!finite) continue;
+      if (options_.error_feedback) memory_.remember(f.name, (f.matrix - approximated).reshape(f.gradient.sizes()));
       if (options_.warm_start) right_[f.name] = f.q.clone();
     }
   }
@@ -103,10 +111,12 @@ class PowerSGD final : public GradientTransform {
   }
 
   at::Tensor right_factor(const NamedTensor& g) const {
-    if (const auto found = right_.find(g.name); found != right_.end() && options_.warm_start) return found->second;
+    const std::int64_t rows = g.tensor.size(0), columns = g.tensor.numel() / rows;
+    const auto found = right_.find(g.name);  // of another shape: of another parameter that had the name
+    const std::vector<std::int64_t> shape{columns, std::min<std::int64_t>(rows, options_.rank)};
+    if (options_.warm_start && found != right_.end() && found->second.sizes() == shape) return found->second;
     const std::uint64_t key = std::hash<std::string>{}(g.name) ^ options_.seed;
     at::Generator generator = at::detail::createCPUGenerator(key);
-    const std::int64_t columns = g.tensor.numel() / g.tensor.size(0);
     return at::randn({columns, options_.rank}, generator, g.tensor.options().device(at::kCPU)).to(g.tensor.device());
   }
 
