@@ -54,7 +54,8 @@ struct AllReduceOptions : CallOptions {
 ///
 /// *Failure*: a failed call poisons the group: every later call, on every rank, fails with the first cause. A call made on a
 /// poisoned group throws at once. Every wait has a deadline. A dead peer is noticed by itself (`peer_lost`), not by
-/// time-out, where the transport can tell; over MPI it is the deadline (`timeout`). After a failed call the content of its output is unspecified, but nobody writes to it any more.
+/// time-out, where the transport can tell; over MPI it is the deadline (`timeout`). After a failed call the
+/// content of its output is unspecified, but nobody writes to it any more.
 ///
 /// *Arguments* that are wrong on their own (dtype without that op, null data with count > 0, negative root, a buffer
 /// on a device this group does not serve) throw `invalid_argument` at the call, locally, and do not poison the group.

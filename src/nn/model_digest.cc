@@ -4,10 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
-#include <set>
 #include <sstream>
 
+#include "base/kept_name.h"
 #include "base/sha256.h"
 
 namespace unisono {
@@ -119,12 +118,7 @@ void require_same_model(const std::vector<std::string>& entries, ProcessGroup& g
   throw Error(ErrorCode::internal, "model digests differ but descriptions do not; please report this");
 }
 
-const char* name_of_change(const std::string& parameter) {
-  static std::mutex mutex;
-  static std::set<std::string> names;
-  const std::lock_guard lock(mutex);
-  return names.insert("change of '" + parameter + "'").first->c_str();
-}
+const char* name_of_change(const std::string& parameter) { return kept_name("change of '" + parameter + "'"); }
 
 std::string digest_of(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers) {
   at::NoGradGuard no_grad;

@@ -3,10 +3,9 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 
-#include <mutex>
-#include <set>
 #include <string>
 
+#include "base/kept_name.h"
 #include "comm/c10d/tensors.h"
 
 namespace unisono {
@@ -21,13 +20,8 @@ AllReduceOptions Averaging::options() const {
   return options;
 }
 
-// Kept for as long as the process lives, for a tag may be read when the wrapper is gone.
 const char* Launcher::name_of_messages(int user) {
-  if (user == 0) return "gradients";
-  static std::mutex mutex;
-  static std::set<std::string> names;
-  const std::lock_guard lock(mutex);
-  return names.insert("gradients, wrapper " + std::to_string(user)).first->c_str();
+  return kept_name(user == 0 ? "gradients" : "gradients, wrapper " + std::to_string(user));
 }
 
 void Launcher::begin(Buckets& buckets, std::int64_t step, Averaging averaging, bool by_need) {

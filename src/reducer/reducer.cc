@@ -59,11 +59,15 @@ bool Reducer::has_unsynchronised() const {
   return std::any_of(slots_.begin(), slots_.end(), [](const GradientSlot& slot) { return slot.has_gradient(); });
 }
 
+bool Reducer::is_accumulating() {
+  if (phase_ == Phase::idle && window_backwards_ > 0) watch_window();
+  return phase_ != Phase::idle || window_backwards_ > 0;
+}
+
 void Reducer::set_transform(std::shared_ptr<GradientTransform> transform) {
   std::lock_guard lock(mutex_);
   drain();
-  if (phase_ == Phase::idle && window_backwards_ > 0) watch_window();
-  if (phase_ != Phase::idle || window_backwards_ > 0) {
+  if (is_accumulating()) {
     throw Error(
         ErrorCode::invalid_argument,
         "a gradient transform is set while gradients are being accumulated; set it before a step's first backward");
@@ -76,8 +80,7 @@ void Reducer::set_update(Update update, StepInBackwardOptions options) {
   std::lock_guard lock(mutex_);
   drain();
   require_overlappable(options, launcher_.transforms());
-  if (phase_ == Phase::idle && window_backwards_ > 0) watch_window();
-  if (phase_ != Phase::idle || window_backwards_ > 0) {
+  if (is_accumulating()) {
     throw Error(ErrorCode::invalid_argument,
                 "an optimizer is put into backward while gradients are being accumulated; do it before a step's first "
                 "backward");

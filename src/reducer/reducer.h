@@ -114,6 +114,8 @@ class Reducer final : public GradientListener {
   void forget_pending_weight(std::int64_t pending);
   void commit_weight();
   void watch_window();
+  // Whether a backward is under way or gradients wait for their synchronisation, those thrown away forgotten.
+  bool is_accumulating();
   void remember_versions();
   [[noreturn]] void refuse_mixed_weights() const;
   void check_frozen() const;

@@ -9,8 +9,7 @@ void Reducer::begin_join(bool by_active, bool end_early) {
   std::lock_guard lock(mutex_);
   drain();
   if (join_.on) throw Error(ErrorCode::invalid_argument, "join() inside join()");
-  if (phase_ == Phase::idle && window_backwards_ > 0) watch_window();
-  if (phase_ != Phase::idle || window_backwards_ > 0) {
+  if (is_accumulating()) {
     throw Error(ErrorCode::invalid_argument, "join() while gradients are being accumulated; begin it before a step");
   }
   join_ = {.on = true, .by_active = by_active, .end_early = end_early};
