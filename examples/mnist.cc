@@ -2,8 +2,8 @@
 //
 //   unisono run -n 2 build/examples/mnist            a few seconds on 2 cores
 //
-// Shows how to share out a data set exactly: every digit is seen once an epoch whatever the number of ranks, none twice,
-// none left out, and the gradient is the mean over the samples, not over the ranks (the last batch is uneven).
+// Shows how to share out a data set exactly: every digit is seen once an epoch whatever the number of ranks, none
+// twice, none left out, and the gradient is the mean over the samples, not over the ranks (the last batch is uneven).
 
 #include <torch/torch.h>
 #include <unisono/unisono.h>

@@ -23,13 +23,16 @@ ENGINES = ["issuer", "hierarchy"]
 OVER_ENGINES = ["mpi", "nccl", "c10d"]
 COMPOSITES = ["round_robin", "ordered", "torch_backend"]
 
+# What every part of comm may use.
+SHARED = ["comm", "comm/environment"]
+
 # Files directly in comm/ that choose among transports, so that they include them.
 FACTORIES = {"src/comm/make_group.cc", "src/comm/c10d/init.cc"}
 # Compiled alone, once for each MPI.
 STANDALONE = {"src/comm/mpi/shim/shim.cc"}
 
 TORCH_FREE = ["base", "comm", "comm/serial", "comm/fake", "comm/shm", "comm/issuer", "comm/hierarchy", "comm/mpi",
-              "comm/round_robin", "comm/without_torch", "stats", "data", "tune"]
+              "comm/environment", "comm/round_robin", "comm/without_torch", "stats", "data", "tune"]
 
 AUTOGRAD_INTERNALS = "torch/csrc/autograd/"
 AUTOGRAD_FILES = {"src/reducer/autograd_hooks.cc"}
@@ -158,7 +161,7 @@ def layer_problem(name, folder, target):
         if LAYERS.index(target_top) < LAYERS.index(top):
             return None
         return f"src/{target} is not above src/{folder}"
-    if top != "comm" or target == "comm":
+    if top != "comm" or target in SHARED:
         return None
     own, other = folder.removeprefix("comm").strip("/"), target.removeprefix("comm/")
     if name in FACTORIES:

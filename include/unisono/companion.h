@@ -12,8 +12,8 @@ namespace unisono {
 /// two is first may differ from rank to rank.
 ///
 /// A world of one is its own companion. Shared memory meets through a file in the temporary directory, which is removed
-/// again. That of a round robin is its first group's. Over torch.distributed Python makes one by `new_group`; in C++ make a second group, give it to `set_companion`.
-/// Its timeout is the group's.
+/// again. That of a round robin is its first group's. Over torch.distributed Python makes one by `new_group`; in C++
+/// make a second group, give it to `set_companion`. Its timeout is the group's.
 ///
 /// *Collective* at the first call. *Blocks* then, at most the group's timeout.
 ///

@@ -29,14 +29,16 @@ struct JoinOptions {
 
 /// How optimizers step inside backward. The same on all ranks.
 struct StepInBackwardOptions {
-  /// The gradients' common 2-norm is clipped to it (infinity: as they are); the steps are then taken at the end of the backward.
+  /// The gradients' common 2-norm is clipped to it (infinity: as they are); the steps are then taken at the end of the
+  /// backward.
   std::optional<double> max_norm = std::nullopt;
-  /// The backward returns when the last bucket has left, and each parameter's step is taken before the next operator that reads it,
-  /// usually in the next forward. Over a slow link the first layers' buckets are served first. For groups whose calls go on in
-  /// the background; not with `max_norm`, a gradient transform or sparse gradients. Inside a join it is as if it were off.
+  /// The backward returns when the last bucket has left, and each parameter's step is taken before the next operator
+  /// that reads it, usually in the next forward. Over a slow link the first layers' buckets are served first. For
+  /// groups whose calls go on in the background; not with `max_norm`, a gradient transform or sparse gradients. Inside
+  /// a join it is as if it were off.
   bool overlap_forward = false;
-  /// With `overlap_forward`: called with true when a backward returns with steps left to take, to remember what must not change until
-  /// then (a learning rate), and with false when none is left.
+  /// With `overlap_forward`: called with true when a backward returns with steps left to take, to remember what must
+  /// not change until then (a learning rate), and with false when none is left.
   std::function<void(bool)> steps_left = nullptr;
 };
 
@@ -44,8 +46,8 @@ struct StepInBackwardOptions {
 /// *Threads*: one thread at a time, the one that trains; hooks run where autograd runs them.
 class DataParallel {
  public:
-  /// *Collective*. *Blocks*. Compares names, shapes, dtypes, strides, requires_grad and options over ranks, then takes rank 0's
-  /// values, then hooks every parameter that requires grad.
+  /// *Collective*. *Blocks*. Compares names, shapes, dtypes, strides, requires_grad and options over ranks, then takes
+  /// rank 0's values, then hooks every parameter that requires grad.
   /// *Throws* `mismatch` with the first entry that differs, the same text on all ranks; `invalid_argument` when no
   /// parameter requires grad or one that does cannot be reduced.
   DataParallel(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers,
@@ -58,47 +60,51 @@ class DataParallel {
   bool parameters_changed() const;
   /// ... or one was added to the module, removed or replaced.
   bool module_changed(const torch::nn::Module& module) const;
-  /// To be called before a forward when something changed: from here on these are the model's parameters and buffers. New ones get
-  /// rank 0's values. Does nothing when all is as it was. *Collective*, *blocks*.
-  /// *Throws* `mismatch` when the ranks' models differ now, `invalid_argument` when gradients accumulated under no_sync wait for
-  /// their synchronisation.
+  /// To be called before a forward when something changed: from here on these are the model's parameters and buffers.
+  /// New ones get rank 0's values. Does nothing when all is as it was. *Collective*, *blocks*.
+  /// *Throws* `mismatch` when the ranks' models differ now, `invalid_argument` when gradients accumulated under no_sync
+  /// wait for their synchronisation.
   void follow(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers);
 
-  /// Goes on with another group, of other ranks perhaps, after the old one has failed or to take in new ranks: what the constructor does, in a wrapper
-  /// that lives. All ranks get the parameters and buffers of rank 0, gradients become undefined, steps are counted from 0. A
-  /// transform, an optimizer in backward and a buffer hook stay; what state they have, and the optimizer's, is the caller's to bring to all ranks.
-  /// When it throws, call it again with another group. *Collective* over the new group; newcomers construct their wrapper meanwhile. *Blocks*.
+  /// Goes on with another group, of other ranks perhaps, after the old one has failed or to take in new ranks: what the
+  /// constructor does, in a wrapper that lives. All ranks get the parameters and buffers of rank 0, gradients become
+  /// undefined, steps are counted from 0. A transform, an optimizer in backward and a buffer hook stay; what state they
+  /// have, and the optimizer's, is the caller's to bring to all ranks. When it throws, call it again with another
+  /// group. *Collective* over the new group; newcomers construct their wrapper meanwhile. *Blocks*.
   /// *Throws* as the constructor.
   void set_group(std::shared_ptr<ProcessGroup> group);
 
   /// To be called before each forward of a module in training mode: brings the buffers of all ranks to one state, by
-  /// `buffer_policy` or the hook, when a synchronisation has happened since the last time and gradients are being recorded.
-  /// *Collective* in that case. `buffers` are the module's buffers as they are now, reassigned or resized ones included.
-  /// *Throws* `mismatch` on all ranks, naming the first buffer whose name, shape or dtype differs; the group stays usable.
+  /// `buffer_policy` or the hook, when a synchronisation has happened since the last time and gradients are being
+  /// recorded. *Collective* in that case. `buffers` are the module's buffers as they are now, reassigned or resized
+  /// ones included.
+  /// *Throws* `mismatch` on all ranks, naming the first buffer whose name, shape or dtype differs; the group stays
+  /// usable.
   void before_forward(const std::vector<NamedTensor>& buffers);
   /// Whether `before_forward` has anything to do; lets wrappers skip listing buffers.
   bool wants_buffers() const;
 
-  /// Brings the buffers of all ranks to one state now, due or not, `broadcast_buffers` or not: after it every rank may save
-  /// or evaluate, and `replicas_identical()` holds. Parameters are left alone. *Collective*. *Blocks*. *Throws* as above.
+  /// Brings the buffers of all ranks to one state now, due or not, `broadcast_buffers` or not: after it every rank may
+  /// save or evaluate, and `replicas_identical()` holds. Parameters are left alone. *Collective*. *Blocks*. *Throws* as
+  /// above.
   void sync_state(const std::vector<NamedTensor>& buffers);
 
-  /// Takes the place of `buffer_policy`, with the buffers that are not ignored. It may run any collectives on the group, the
-  /// same ones on all ranks, and must leave the buffers alike on all ranks. Called by the training thread before a forward and
-  /// by `sync_state`; not in a world of one. Null: the policy again.
+  /// Takes the place of `buffer_policy`, with the buffers that are not ignored. It may run any collectives on the
+  /// group, the same ones on all ranks, and must leave the buffers alike on all ranks. Called by the training thread
+  /// before a forward and by `sync_state`; not in a world of one. Null: the policy again.
   using BufferHook = std::function<void(const std::vector<NamedTensor>&, ProcessGroup&)>;
   void set_buffer_hook(BufferHook hook);
 
   /// Tells which tensors the module's buffers are now, for `digest` and `replicas_identical`. Local.
   void follow_buffers(const std::vector<NamedTensor>& buffers);
 
-  /// To be called after each forward when `wants_outputs()` (find_unused_parameters): the tensors forward returned. Walks
-  /// their graph, so that buckets do not wait for parameters that the coming backward cannot reach. Local.
+  /// To be called after each forward when `wants_outputs()` (find_unused_parameters): the tensors forward returned.
+  /// Walks their graph, so that buckets do not wait for parameters that the coming backward cannot reach. Local.
   void after_forward(const std::vector<at::Tensor>& outputs);
   bool wants_outputs() const;
 
-  /// Whether gradients have been accumulated under no_sync that no synchronisation has averaged yet. An optimizer that steps
-  /// on them lets the replicas drift apart.
+  /// Whether gradients have been accumulated under no_sync that no synchronisation has averaged yet. An optimizer that
+  /// steps on them lets the replicas drift apart.
   bool has_unsynchronised_gradients() const;
   /// *Throws* `invalid_argument` when it does.
   void require_synchronised() const;
@@ -114,30 +120,32 @@ class DataParallel {
   /// Synchronises gradients accumulated under no_sync now, without a backward. *Collective*. *Blocks*.
   void sync_grads();
 
-  /// Gradients travel through `transform` from the next backward on; null: as they are. The same on all ranks, before a step's first
-  /// backward. See gradient_transform.h and transforms.h.
+  /// Gradients travel through `transform` from the next backward on; null: as they are. The same on all ranks, before a
+  /// step's first backward. See gradient_transform.h and transforms.h.
   void set_transform(std::shared_ptr<GradientTransform> transform);
   std::shared_ptr<GradientTransform> transform() const;
 
-  /// From the next backward on, `update` gets parameters as soon as their gradients are averaged, and must use the gradients up and
-  /// leave them undefined. It runs inside backward, bucket by bucket, or, with `max_norm`, a gradient transform, or for sparse
-  /// gradients, at its end, or, with `overlap_forward`, where the parameters are used next.
-  /// *Throws* `invalid_argument` when a parameter has a post-accumulate hook; a backward throws it, naming the parameter, when a
-  /// gradient comes after its bucket's step.
+  /// From the next backward on, `update` gets parameters as soon as their gradients are averaged, and must use the
+  /// gradients up and leave them undefined. It runs inside backward, bucket by bucket, or, with `max_norm`, a gradient
+  /// transform, or for sparse gradients, at its end, or, with `overlap_forward`, where the parameters are used next.
+  /// *Throws* `invalid_argument` when a parameter has a post-accumulate hook; a backward throws it, naming the
+  /// parameter, when a gradient comes after its bucket's step.
   void set_step_in_backward(std::function<void(const std::vector<NamedTensor>&)> update,
                             StepInBackwardOptions options = {});
-  /// Takes the steps that `overlap_forward` has left. *Blocks*. *Throws* what went wrong in them. Not collective. Every other call that
-  /// needs them does it by itself.
+  /// Takes the steps that `overlap_forward` has left. *Blocks*. *Throws* what went wrong in them. Not collective. Every
+  /// other call that needs them does it by itself.
   void finish_step() const;
   /// To be called after each forward: *throws* what went wrong in steps that were taken inside it. Local.
   void check_step() const;
 
-  /// From here to `finish_join` ranks may have different numbers of steps. No message is sent for it: a rank in `finish_join` takes
-  /// part in the others' steps with nothing, and they learn of it from the message that ends each backward.
+  /// From here to `finish_join` ranks may have different numbers of steps. No message is sent for it: a rank in
+  /// `finish_join` takes part in the others' steps with nothing, and they learn of it from the message that ends each
+  /// backward.
   /// *Throws* `invalid_argument` inside a join or while gradients are being accumulated.
   void begin_join(const JoinOptions& options = {});
-  /// This rank has no more inputs. *Blocks* until no rank has; then all ranks have the parameters and buffers of the lowest of those
-  /// that took the last step. *Collective*. A collective of the user's own that the others call meanwhile is a `mismatch` naming both.
+  /// This rank has no more inputs. *Blocks* until no rank has; then all ranks have the parameters and buffers of the
+  /// lowest of those that took the last step. *Collective*. A collective of the user's own that the others call
+  /// meanwhile is a `mismatch` naming both.
   void finish_join();
   /// Ends the join on this rank alone, after an exception.
   void cancel_join();
@@ -166,8 +174,9 @@ class DataParallel {
 DistributedDataParallelOptions with_sparse_parameters(DistributedDataParallelOptions options,
                                                       const torch::nn::Module& module);
 
-/// The tensors in what a forward returned, as far as its type shows them: a tensor, tuples, pairs and vectors of what has
-/// tensors, dictionaries' values. Give `find_unused_parameters` an overload for a type of your own, found by its namespace.
+/// The tensors in what a forward returned, as far as its type shows them: a tensor, tuples, pairs and vectors of what
+/// has tensors, dictionaries' values. Give `find_unused_parameters` an overload for a type of your own, found by its
+/// namespace.
 inline void collect_tensors(const at::Tensor& value, std::vector<at::Tensor>& into) { into.push_back(value); }
 template <typename T>
 void collect_tensors(const T& value, std::vector<at::Tensor>& into) {
@@ -207,8 +216,8 @@ class NoSync {
   bool before_;
 };
 
-/// Keeps the replicas of `module` on all ranks of `group` in step: after every backward, `.grad` of every parameter is the
-/// mean over ranks, bit for bit the same on all of them. Forward may take and return anything.
+/// Keeps the replicas of `module` on all ranks of `group` in step: after every backward, `.grad` of every parameter is
+/// the mean over ranks, bit for bit the same on all of them. Forward may take and return anything.
 /// *Source*: Li et al., PyTorch Distributed, VLDB 2020, arXiv 2006.15704.
 template <std::derived_from<torch::nn::Module> M>
 class DistributedDataParallel {
@@ -254,8 +263,9 @@ class DistributedDataParallel {
   at::Tensor weight(const at::Tensor& mean_loss, double n) { return core_.weight(mean_loss, n); }
   void sync_grads() { core_.sync_grads(); }
   bool has_unsynchronised_gradients() const { return core_.has_unsynchronised_gradients(); }
-  /// `optimizer.step()`, guarded. *Throws* `invalid_argument` when gradients have been accumulated under no_sync that no
-  /// synchronisation has averaged: each rank would step on its own. (Python's wrapper guards every optimizer by itself.)
+  /// `optimizer.step()`, guarded. *Throws* `invalid_argument` when gradients have been accumulated under no_sync that
+  /// no synchronisation has averaged: each rank would step on its own. (Python's wrapper guards every optimizer by
+  /// itself.)
   template <typename Optimizer>
   void step(Optimizer& optimizer) {
     core_.require_synchronised();
@@ -273,8 +283,9 @@ class DistributedDataParallel {
     }
     core_.finish_join();
   }
-  /// Optimizers that step inside backward, one per parameter: `make` gets a vector of one parameter and returns a unique_ptr to its
-  /// optimizer, e.g. std::make_unique<torch::optim::SGD>(parameters, 0.1). See DataParallel::set_step_in_backward.
+  /// Optimizers that step inside backward, one per parameter: `make` gets a vector of one parameter and returns a
+  /// unique_ptr to its optimizer, e.g. std::make_unique<torch::optim::SGD>(parameters, 0.1). See
+  /// DataParallel::set_step_in_backward.
   template <typename Make>
   void step_in_backward(Make make, StepInBackwardOptions options = {}) {
     using Optimizer = decltype(make(std::vector<at::Tensor>{}));

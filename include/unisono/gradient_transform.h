@@ -47,7 +47,8 @@ class GradientChannel {
   int messages_ = 0;
 };
 
-/// A transform at work on one bucket: a coroutine that suspends at each `co_await work` until the reducer goes on with it.
+/// A transform at work on one bucket: a coroutine that suspends at each `co_await work` until the reducer goes on with
+/// it.
 class TransformTask {
  public:
   struct promise_type {
@@ -76,7 +77,8 @@ class TransformTask {
   }
 
   bool done() const { return handle_.done(); }
-  /// Waits for the collective under way and runs to the next, or to the end. *Throws* what the collective or the transform threw.
+  /// Waits for the collective under way and runs to the next, or to the end. *Throws* what the collective or the
+  /// transform threw.
   void advance() {
     if (!handle_.done()) {
       handle_.promise().waits_for.wait();
@@ -95,15 +97,15 @@ class TransformTask {
 
 /// How a bucket travels instead of in one all-reduce of its own bits: compressed, in parts, or not at all.
 ///
-/// `run` is started on every rank for every bucket in the same order. A transform of one round of collectives is resumed when backward
-/// has ended; of one with more rounds, each bucket goes one round further whenever a later bucket starts, and the rest
-/// at the end: the collectives' order is the same on all ranks whatever their timing.
+/// `run` is started on every rank for every bucket in the same order. A transform of one round of collectives is
+/// resumed when backward has ended; of one with more rounds, each bucket goes one round further whenever a later bucket
+/// starts, and the rest at the end: the collectives' order is the same on all ranks whatever their timing.
 /// An exception that leaves `run` on one rank ends the group on all, naming it.
 /// *Threads*: called where gradient hooks run, one call at a time.
 class GradientTransform {
  public:
-  /// What `bucket.buffer` holds at the end: over ranks, the mean of what they gave, or the sum. The reducer does the rest,
-  /// weights included.
+  /// What `bucket.buffer` holds at the end: over ranks, the mean of what they gave, or the sum. The reducer does the
+  /// rest, weights included.
   enum class Yields { mean, sum };
 
   virtual ~GradientTransform() = default;

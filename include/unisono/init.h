@@ -22,8 +22,8 @@ struct InitOptions {
 };
 
 /// Makes this process's group from its environment. In this order: explicit arguments; RANK and WORLD_SIZE (torchrun,
-/// `unisono run`, by hand) with MASTER_ADDR and MASTER_PORT or UNISONO_STORE=file:PATH; OMPI_COMM_WORLD_RANK/SIZE (mpirun);
-/// PMI_RANK/PMI_SIZE (MPICH); SLURM_PROCID/SLURM_NTASKS (srun); with none of them a world of one.
+/// `unisono run`, by hand) with MASTER_ADDR and MASTER_PORT or UNISONO_STORE=file:PATH; OMPI_COMM_WORLD_RANK/SIZE
+/// (mpirun); PMI_RANK/PMI_SIZE (MPICH); SLURM_PROCID/SLURM_NTASKS (srun); with none of them a world of one.
 /// Rendezvous is a c10d TCPStore, or a FileStore where the launcher tells no address (mpirun, srun on one host).
 /// Where the launcher, or UNISONO_HOST_PART, tells of several hosts, "auto" is two levels: shared memory among ranks
 /// that share a host, and between hosts MPI where mpirun, mpiexec or srun has brought one, else Gloo. Without an

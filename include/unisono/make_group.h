@@ -12,7 +12,8 @@ namespace unisono {
 
 /// Where ranks find each other at start: a small key-value store that all of them reach. We write none of our own;
 /// `init()` wraps a c10d TCPStore or FileStore.
-/// *Threads*: used from one thread at a time; by groups of "gloo" and "nccl", which keep it while they live, from threads of their own too.
+/// *Threads*: used from one thread at a time; by groups of "gloo" and "nccl", which keep it while they live, from
+/// threads of their own too.
 class Store {
  public:
   virtual ~Store() = default;
@@ -29,8 +30,8 @@ struct GroupOptions {
   std::shared_ptr<Store> store = nullptr;                            ///< needed when size > 1, but for "mpi"
   std::chrono::nanoseconds timeout = std::chrono::minutes(30);       ///< of every call that names none
   std::chrono::nanoseconds start_timeout = std::chrono::minutes(5);  ///< for all ranks to turn up
-  /// Of the keys in the store. Groups with other ranks on the same store need one each; the same ranks may use one again, and so make the next group,
-  /// whether or not the one before still lives.
+  /// Of the keys in the store. Groups with other ranks on the same store need one each; the same ranks may use one
+  /// again, and so make the next group, whether or not the one before still lives.
   std::string prefix = "unisono";
 };
 
@@ -48,13 +49,15 @@ std::vector<Viability> viable_transports(const GroupOptions& options);
 /// - "auto": the first viable one, "nccl" excepted;
 /// - "serial": a world of one;
 /// - "shm": ranks on one host;
-/// - "mpi": the processes that mpirun, mpiexec or srun has started; needs no store, and with a size of 1 MPI is asked for rank and size;
-/// - "gloo": ranks anywhere, through torch's Gloo, on the interfaces of GLOO_SOCKET_IFNAME or the one that the host's name resolves to;
+/// - "mpi": the processes that mpirun, mpiexec or srun has started; needs no store, and with a size of 1 MPI is asked
+///   for rank and size;
+/// - "gloo": ranks anywhere, through torch's Gloo, on the interfaces of GLOO_SOCKET_IFNAME or the one that the host's
+///   name resolves to;
 /// - "nccl": CUDA memory alone, through torch's NCCL, on the calling thread's present device.
-/// The last two are as `make_c10d_group` describes, and in builds that have found their headers (`viable_transports` says).
-/// *Collective*. *Blocks* until all ranks are there, at most `start_timeout`.
-/// *Throws* `invalid_argument` (unknown or not viable transport, bad rank or size, a rank claimed twice: names both pids),
-/// `timeout` (names the ranks that are missing, or says that an engine did not start).
+/// The last two are as `make_c10d_group` describes, and in builds that have found their headers (`viable_transports`
+/// says). *Collective*. *Blocks* until all ranks are there, at most `start_timeout`.
+/// *Throws* `invalid_argument` (unknown or not viable transport, bad rank or size, a rank claimed twice: names both
+/// pids), `timeout` (names the ranks that are missing, or says that an engine did not start).
 std::shared_ptr<ProcessGroup> make_group(const std::string& transport, const GroupOptions& options);
 
 }  // namespace unisono

@@ -16,7 +16,8 @@ namespace unisono {
 class ParameterAverager {
  public:
   /// Averages at every `period`-th call of `step`, not before call number `warmup`.
-  /// *Throws* `invalid_argument` for a period below 1, a negative warmup, or a parameter whose dtype cannot be averaged.
+  /// *Throws* `invalid_argument` for a period below 1, a negative warmup, or a parameter whose dtype cannot be
+  /// averaged.
   ParameterAverager(std::vector<NamedTensor> parameters, std::shared_ptr<ProcessGroup> group, std::int64_t period,
                     std::int64_t warmup = 0);
 

@@ -31,8 +31,9 @@ struct CallOptions {
   /// This rank takes part but gives no data: the call ends everywhere with `Work::withheld()`, the control record
   /// combined and every rank's data untouched. One rank is enough.
   bool withhold = false;
-  /// Above 0: of calls that wait for a slow link, the group may serve those with a higher priority first; what is served when, all ranks
-  /// decide alike. 0: in order. Groups that serve every call at once take no notice; where it counts, it is part of the fingerprint.
+  /// Above 0: of calls that wait for a slow link, the group may serve those with a higher priority first; what is
+  /// served when, all ranks decide alike. 0: in order. Groups that serve every call at once take no notice; where it
+  /// counts, it is part of the fingerprint.
   std::int32_t priority = 0;
 };
 
@@ -41,8 +42,8 @@ struct AllReduceOptions : CallOptions {
   /// >= 0: divide the result (floating dtypes, op sum) by this entry of the combined `control.sums`, in the same pass
   /// that writes it; a divisor of 0 gives zeros. This is how averages with a true denominator are made.
   int divide_by_sum = -1;
-  /// Groups that reduce in several levels may round f16 and bf16 sums at each of them, so that 16 bits travel between hosts. Without it
-  /// such sums are rounded once.
+  /// Groups that reduce in several levels may round f16 and bf16 sums at each of them, so that 16 bits travel between
+  /// hosts. Without it such sums are rounded once.
   bool may_round = false;
 };
 
@@ -52,9 +53,9 @@ struct AllReduceOptions : CallOptions {
 /// fingerprint (operation, sequence number, dtype, count, reduce op, root, tag, control shape); where ranks differ,
 /// no data is touched and every rank's call fails with `mismatch` naming both sides.
 ///
-/// *Failure*: a failed call poisons the group: every later call, on every rank, fails with the first cause. A call made on a
-/// poisoned group throws at once. Every wait has a deadline. A dead peer is noticed by itself (`peer_lost`), not by
-/// time-out, where the transport can tell; over MPI it is the deadline (`timeout`). After a failed call the
+/// *Failure*: a failed call poisons the group: every later call, on every rank, fails with the first cause. A call made
+/// on a poisoned group throws at once. Every wait has a deadline. A dead peer is noticed by itself (`peer_lost`), not
+/// by time-out, where the transport can tell; over MPI it is the deadline (`timeout`). After a failed call the
 /// content of its output is unspecified, but nobody writes to it any more.
 ///
 /// *Arguments* that are wrong on their own (dtype without that op, null data with count > 0, negative root, a buffer
@@ -62,7 +63,8 @@ struct AllReduceOptions : CallOptions {
 ///
 /// *Progress*: a call that was made is completed even if its caller never returns to wait for it.
 ///
-/// *Threads*: calls may come from any thread, but it is the caller's business that their order is the same on all ranks.
+/// *Threads*: calls may come from any thread, but it is the caller's business that their order is the same on all
+/// ranks.
 class ProcessGroup {
  public:
   virtual ~ProcessGroup() = default;
@@ -74,8 +76,8 @@ class ProcessGroup {
   /// The transport and its place, e.g. "shm"; used in error messages.
   const std::string& name() const noexcept { return name_; }
   std::chrono::nanoseconds timeout() const noexcept { return timeout_; }
-  /// Counts what is built upon this group: 0, 1, ... Ranks that build alike get alike numbers, and can tell from each other's tags
-  /// whose message meets whose.
+  /// Counts what is built upon this group: 0, 1, ... Ranks that build alike get alike numbers, and can tell from each
+  /// other's tags whose message meets whose.
   int number_user() noexcept { return users_.fetch_add(1); }
 
   /// Reduces `data` over ranks in place. Buffers that lie wholly inside memory from `allocate` (at the same offset of
@@ -92,8 +94,8 @@ class ProcessGroup {
   /// Ends when every rank has entered. Also the cheapest carrier of a control record.
   virtual Work barrier(const CallOptions& options = {}) = 0;
 
-  /// Memory this transport reduces in place: zeroed u8, aligned to 4096 bytes, given back when the last copy of `owner` goes
-  /// (that is local, not collective). *Collective*, with the same size on all ranks. *Blocks*.
+  /// Memory this transport reduces in place: zeroed u8, aligned to 4096 bytes, given back when the last copy of `owner`
+  /// goes (that is local, not collective). *Collective*, with the same size on all ranks. *Blocks*.
   /// *Throws* `invalid_argument` naming the room there is when it does not fit, on every rank.
   virtual Buffer allocate(std::size_t bytes) = 0;
 

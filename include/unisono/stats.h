@@ -7,7 +7,8 @@
 
 namespace unisono {
 
-/// One bucket's way through a backward: nanoseconds of the host's monotonic clock, 0 where it did not happen or is not known.
+/// One bucket's way through a backward: nanoseconds of the host's monotonic clock, 0 where it did not happen or is not
+/// known.
 struct BucketStats {
   int bucket = 0;
   std::int64_t bytes = 0;           ///< handed to collectives

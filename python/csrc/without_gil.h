@@ -32,10 +32,10 @@ inline void destroy_on_main_thread(std::shared_ptr<ProcessGroup> group) {
   }
 }
 
-/// The same group, destroyed without Python's lock whoever lets go of it last. A group's destructor waits for its threads, and
-/// those may be waiting for the lock: to drop the last reference to a tensor that Python has seen, one needs it. Nor may
-/// such a thread be the one that destroys the group, for it would wait for itself: a callback of a torch future runs on a
-/// thread of Gloo, and may be the last to know the group.
+/// The same group, destroyed without Python's lock whoever lets go of it last. A group's destructor waits for its
+/// threads, and those may be waiting for the lock: to drop the last reference to a tensor that Python has seen, one
+/// needs it. Nor may such a thread be the one that destroys the group, for it would wait for itself: a callback of a
+/// torch future runs on a thread of Gloo, and may be the last to know the group.
 inline std::shared_ptr<ProcessGroup> destroyed_without_gil(std::shared_ptr<ProcessGroup> group) {
   auto* address = group.get();
   return {address, [group = std::move(group)](ProcessGroup*) mutable {

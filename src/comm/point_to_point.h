@@ -16,14 +16,14 @@ class Message : public WorkState {
   virtual int peer() const = 0;
 };
 
-/// Messages between two ranks, beside the collectives of their group. Only transports that can do better than a collective of
-/// two have them; ask with `dynamic_cast`.
+/// Messages between two ranks, beside the collectives of their group. Only transports that can do better than a
+/// collective of two have them; ask with `dynamic_cast`.
 ///
 /// *Order*: messages from one rank to another with one tag arrive in the order they were sent; tags may be received in
 /// any order. Neither has a place in the order of the collectives.
 ///
-/// *Failure*: as in the group's contract: lost peers, passed deadlines and messages of another size or dtype than the receiver
-/// expects are errors that name both, and poison the group.
+/// *Failure*: as in the group's contract: lost peers, passed deadlines and messages of another size or dtype than the
+/// receiver expects are errors that name both, and poison the group.
 class PointToPoint {
  public:
   static constexpr int kAnyRank = -1;

@@ -4,8 +4,8 @@
 
 namespace unisono {
 
-/// A process, told apart from every other one that ever ran: its number is reused, but not together with its start time,
-/// the host's boot and the pid namespace.
+/// A process, told apart from every other one that ever ran: its number is reused, but not together with its start
+/// time, the host's boot and the pid namespace.
 struct ProcessIdentity {
   std::string host;   ///< for people
   std::string place;  ///< boot id and pid namespace: where `pid` means something

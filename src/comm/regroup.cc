@@ -6,12 +6,12 @@
 #include <string>
 #include <utility>
 
+#include "base/time_budget.h"
 #include "comm/stored_group.h"
 
 namespace unisono {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kSlice{50};
 
 std::string list(const std::vector<int>& ranks) {
@@ -42,7 +42,7 @@ void check(const ProcessGroup& group, const std::vector<int>& ranks) {
 class Departure {
  public:
   Departure(StoredGroup& group, std::vector<int> ranks, std::chrono::nanoseconds timeout)
-      : group_(group), ranks_(std::move(ranks)), timeout_(timeout), deadline_(Clock::now() + timeout) {
+      : group_(group), ranks_(std::move(ranks)), time_(timeout) {
     for (int rank = 0; rank < group.size(); ++rank) {
       if (!std::binary_search(ranks_.begin(), ranks_.end(), rank)) staying_.push_back(rank);
     }
@@ -53,14 +53,14 @@ class Departure {
     place_ = group_.place() + "/without/" + std::to_string(group_.number_departure());
     store().set(key(group_.rank()), list(ranks_));
     for (auto missing = staying_; !(missing = read(missing)).empty();) {
-      if (Clock::now() >= deadline_) report(missing);
+      if (time_.spent()) report(missing);
       store().get(key(missing[0]), kSlice);
     }
     GroupOptions options = group_.options();
     options.size = static_cast<int>(staying_.size());
     options.rank = static_cast<int>(std::find(staying_.begin(), staying_.end(), group_.rank()) - staying_.begin());
     options.prefix = place_;
-    options.start_timeout = std::max<std::chrono::nanoseconds>(deadline_ - Clock::now(), std::chrono::seconds(1));
+    options.start_timeout = time_.left();
     return make(options);
   }
 
@@ -92,15 +92,14 @@ class Departure {
   [[noreturn]] void report(const std::vector<int>& missing) const {
     throw Error(ErrorCode::timeout, here(group_, ranks_) + "missing " + (missing.size() == 1 ? "rank " : "ranks ") +
                                         list(missing) + " after " +
-                                        std::to_string(std::chrono::duration<double>(timeout_).count()).substr(0, 6) +
+                                        std::to_string(std::chrono::duration<double>(time_.whole()).count()).substr(0, 6) +
                                         " s. Name those that are gone, too, and call it on all that stay.");
   }
 
   StoredGroup& group_;
   std::vector<int> ranks_;
   std::vector<int> staying_;
-  std::chrono::nanoseconds timeout_;
-  Clock::time_point deadline_;
+  TimeBudget time_;
   std::string place_;
 };
 

@@ -19,7 +19,8 @@ std::vector<std::string> describe_model(const std::vector<NamedTensor>& paramete
 void require_same_model(const std::vector<std::string>& entries, ProcessGroup& group,
                         const char* what = "model digest");
 
-/// The name of the messages that follow a change of `parameter`, for as long as the process lives: errors may tell it late.
+/// The name of the messages that follow a change of `parameter`, for as long as the process lives: errors may tell it
+/// late.
 const char* name_of_change(const std::string& parameter);
 
 /// *Collective*. *Blocks*. What `require_same_model` does, for any list of things that ranks must agree on. `whose` is

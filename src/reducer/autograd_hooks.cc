@@ -134,8 +134,9 @@ void at_end_of_backward(std::function<void()> done) {
 
 namespace {
 
-// RecordFunction callbacks are plain function pointers: the watch that a thread waits for is found through this. The callback
-// is a global one, for autograd puts the thread-local ones back to what they were when the nested backward ends.
+// RecordFunction callbacks are plain function pointers: the watch that a thread waits for is found through this. The
+// callback is a global one, for autograd puts the thread-local ones back to what they were when the nested backward
+// ends.
 struct Watch {
   int depth;
   std::function<void()> reached;

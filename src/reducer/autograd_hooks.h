@@ -27,8 +27,8 @@ class GradientListener {
 /// Hooks on the gradient accumulators of parameters, taken off again at destruction.
 /// The accumulator nodes are held, for a parameter itself only keeps a weak reference to its own.
 ///
-/// Node hooks, not tensor hooks: those fire for `autograd::grad` too. And not the post-accumulate slot: there is one per
-/// tensor and Python's side and ours would erase each other.
+/// Node hooks, not tensor hooks: those fire for `autograd::grad` too. And not the post-accumulate slot: there is one
+/// per tensor and Python's side and ours would erase each other.
 class AutogradHooks {
  public:
   AutogradHooks(const std::vector<at::Tensor>& parameters, GradientListener& listener);
@@ -57,8 +57,8 @@ struct BackwardContext {
 };
 BackwardContext current_backward();
 
-/// Runs `done` at the end of the backward that runs on this thread now. When that backward ends by an exception, `done` does
-/// not run; it is destroyed before the exception reaches the caller of backward.
+/// Runs `done` at the end of the backward that runs on this thread now. When that backward ends by an exception, `done`
+/// does not run; it is destroyed before the exception reaches the caller of backward.
 void at_end_of_backward(std::function<void()> done);
 
 /// Calls `reached` once, from this thread, when the next node of any backward starts that is less deep than `depth`.

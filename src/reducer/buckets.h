@@ -24,8 +24,8 @@ struct Bucket {
   BucketStats stats;
 };
 
-/// The memory of all buckets: one allocation per device. In CPU memory it comes from the group, so that the transport can
-/// reduce it where it lies.
+/// The memory of all buckets: one allocation per device. In CPU memory it comes from the group, so that the transport
+/// can reduce it where it lies.
 class Buckets {
  public:
   /// *Collective* (allocates). Places every slot; gradients that live in older buckets are carried over.

@@ -4,8 +4,8 @@
 
 namespace unisono {
 
-/// A gradient as a strided tensor. Not `to_dense()` alone: torch 2.13 makes zeros of a sparse tensor of one entry whose values are
-/// expanded (stride 0), which is what `embedding(...).sum().backward()` leaves.
+/// A gradient as a strided tensor. Not `to_dense()` alone: torch 2.13 makes zeros of a sparse tensor of one entry whose
+/// values are expanded (stride 0), which is what `embedding(...).sum().backward()` leaves.
 inline at::Tensor densified(const at::Tensor& gradient) {
   const at::Tensor plain = gradient.detach();
   if (plain.layout() == at::kStrided) return plain;

@@ -51,6 +51,11 @@ void GradientSlot::place(const at::Storage& storage, std::size_t byte_offset) {
   plain_ = view_.is_cpu() && view_.is_contiguous();
 }
 
+at::Tensor& GradientSlot::dense_grad() {
+  if (view_.defined() && view_.const_data_ptr() != home_.const_data_ptr()) view_ = home_.detach();
+  return parameter_.mutable_grad();
+}
+
 bool GradientSlot::grad_is_view() const {
   const at::Tensor& grad = parameter_.grad();
   if (grad.unsafeGetTensorImpl() == view_.unsafeGetTensorImpl()) return true;
@@ -71,12 +76,11 @@ void GradientSlot::write_view(const at::Tensor& gradient) {
 
 at::Tensor GradientSlot::take(const at::Tensor& gradient) {
   if (sparse_) return gradient;
-  mend_view();
+  at::Tensor& grad = dense_grad();
   if (!as_view_) {
     if (gradient.layout() == at::kStrided) return gradient;
     return densified(gradient);
   }
-  at::Tensor& grad = parameter_.mutable_grad();
   if (!grad.defined()) {
     write_view(gradient);
     grad = view_;
@@ -101,12 +105,10 @@ at::Tensor GradientSlot::take_setting_aside(const at::Tensor& gradient) {
 
 void GradientSlot::taken() {
   if (sparse_) return;
-  mend_view();
-  const at::Tensor& grad = parameter_.grad();
-  if (!grad.defined() || grad.unsafeGetTensorImpl() == view_.unsafeGetTensorImpl()) return;
-  if (grad_is_view()) return;
+  at::Tensor& grad = dense_grad();
+  if (!grad.defined() || grad_is_view()) return;
   write_view(grad);
-  if (as_view_) parameter_.mutable_grad() = view_;
+  if (as_view_) grad = view_;
 }
 
 void GradientSlot::begin_late() {
@@ -148,8 +150,7 @@ void GradientSlot::add_delta(const at::Tensor& averaged) {
 
 void GradientSlot::fill_silent(bool weighted) {
   at::NoGradGuard no_grad;
-  mend_view();
-  at::Tensor& grad = parameter_.mutable_grad();
+  at::Tensor& grad = dense_grad();
   if (!grad.defined()) {
     view_.zero_();
     return;
@@ -165,8 +166,7 @@ void GradientSlot::fill_silent(bool weighted) {
 }
 
 void GradientSlot::fill_accumulated() {
-  mend_view();
-  at::Tensor& grad = parameter_.mutable_grad();
+  at::Tensor& grad = dense_grad();
   if (!grad.defined()) {
     at::NoGradGuard no_grad;
     view_.zero_();
@@ -194,8 +194,7 @@ void GradientSlot::accept_sparse(const at::Tensor& averaged) {
 void GradientSlot::settle(bool produced) {
   if (sparse_) return aside_.reset();
   at::NoGradGuard no_grad;
-  mend_view();
-  at::Tensor& grad = parameter_.mutable_grad();
+  at::Tensor& grad = dense_grad();
   if (!produced) {
     if (kept_.defined()) {
       grad.copy_(kept_);

@@ -14,12 +14,13 @@ namespace unisono {
 
 /// One parameter's gradient: where it lives while it is a `.grad`, and where it lies in a bucket.
 ///
-/// With views (the default) `.grad` *is* the place in the bucket. Without, gradients are copied in when they are ready and
-/// copied out when they are averaged. Every function here is local: no messages.
+/// With views (the default) `.grad` *is* the place in the bucket. Without, gradients are copied in when they are ready
+/// and copied out when they are averaged. Every function here is local: no messages.
 class GradientSlot {
  public:
   /// `sparse`: gradients are expected to be sparse and lie in no bucket. Elsewhere a sparse gradient is made dense.
-  /// `travels_as`: the dtype in which the gradient lies in its bucket; `.grad` is no view then, unless it is the parameter's own.
+  /// `travels_as`: the dtype in which the gradient lies in its bucket; `.grad` is no view then, unless it is the
+  /// parameter's own.
   GradientSlot(std::string name, at::Tensor parameter, bool as_view, bool sparse = false,
                std::optional<at::ScalarType> travels_as = std::nullopt);
 
@@ -40,15 +41,16 @@ class GradientSlot {
   std::uint32_t version() const { return has_gradient() ? parameter_.grad()._version() + 1 : 0; }
   bool has_gradient() const { return parameter_.grad().defined(); }
 
-  /// Before autograd accumulates, the place free to be written: returns what autograd shall accumulate. With `.grad` undefined the
-  /// gradient is written to its place at once and nothing is left to accumulate.
+  /// Before autograd accumulates, the place free to be written: returns what autograd shall accumulate. With `.grad`
+  /// undefined the gradient is written to its place at once and nothing is left to accumulate.
   at::Tensor take(const at::Tensor& gradient);
   /// Like `take`, but what `.grad` holds is first set aside, to be added back by `settle` (a weighted window opens).
   at::Tensor take_setting_aside(const at::Tensor& gradient);
   /// After autograd accumulated: makes sure that the place holds the gradient.
   void taken();
 
-  /// The bucket has been launched and another gradient arrives: take `.grad` away so that autograd makes a new tensor ...
+  /// The bucket has been launched and another gradient arrives: take `.grad` away so that autograd makes a new tensor
+  /// ...
   void begin_late();
   /// ... which is kept as this slot's delta.
   void end_late();
@@ -67,8 +69,8 @@ class GradientSlot {
 
   /// The bucket is averaged. `produced`: by some rank in this window; else everything is put back bit for bit.
   void settle(bool produced);
-  /// A sparse gradient lies in no bucket: what this rank gives to the average, undefined for nothing. `fresh`: a gradient came in
-  /// this window.
+  /// A sparse gradient lies in no bucket: what this rank gives to the average, undefined for nothing. `fresh`: a
+  /// gradient came in this window.
   at::Tensor give_sparse(bool fresh, bool weighted);
   void accept_sparse(const at::Tensor& averaged);
 
@@ -88,10 +90,9 @@ class GradientSlot {
  private:
   bool grad_is_view() const;
   void write_view(const at::Tensor& gradient);
-  // `.grad` and `view_` are one tensor; who assigns `.grad.data` moves both. Then the place gets a tensor of its own again.
-  void mend_view() {
-    if (view_.defined() && view_.const_data_ptr() != home_.const_data_ptr()) view_ = home_.detach();
-  }
+  // `.grad`, to be compared with the place. Both are one tensor, and who assigns `.grad.data` moves both: then the
+  // place gets a tensor of its own again.
+  at::Tensor& dense_grad();
 
   std::string name_;
   at::Tensor parameter_;

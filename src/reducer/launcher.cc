@@ -131,8 +131,8 @@ void Launcher::wait(const ControlRecord& closing) {
   if (averaging_.has_weights() && !closing_.withheld()) correct_weights();
 }
 
-// A backward of a sum of weighted losses may reach parameters of one loss before it reaches another loss: the buckets that left
-// meanwhile were divided by less than the whole weight.
+// A backward of a sum of weighted losses may reach parameters of one loss before it reaches another loss: the buckets
+// that left meanwhile were divided by less than the whole weight.
 void Launcher::correct_weights() {
   const double whole = divisor();
   at::NoGradGuard no_grad;

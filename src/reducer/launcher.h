@@ -24,9 +24,9 @@ struct Averaging {
   AllReduceOptions options() const;
 };
 
-/// Sends buckets, strictly in plan order, the same on every rank. The last message waits for the end of the backward, for
-/// it carries the word on everything that happened in it: the last bucket's, or, where a transform sends the buckets, one
-/// of its own.
+/// Sends buckets, strictly in plan order, the same on every rank. The last message waits for the end of the backward,
+/// for it carries the word on everything that happened in it: the last bucket's, or, where a transform sends the
+/// buckets, one of its own.
 class Launcher {
  public:
   /// `user`: the wrapper's number among those on the group.

@@ -33,9 +33,9 @@ class ReadyOrder {
   /// *Collective*. *Blocks*. Takes rank 0's observed order as everybody's.
   void agree(ProcessGroup& group, std::int64_t step);
 
-  /// Whether a bucket should wait for this parameter. Known when the graph was walked; else guessed: not when it was silent
-  /// in the last three backwards. Three, so that two losses taken in turn, each with its own parameters, do not look
-  /// like silence.
+  /// Whether a bucket should wait for this parameter. Known when the graph was walked; else guessed: not when it was
+  /// silent in the last three backwards. Three, so that two losses taken in turn, each with its own parameters, do not
+  /// look like silence.
   bool expects(std::size_t index) const { return walked_.empty() ? silent_for_[index] < 3 : walked_[index]; }
   /// The next backward reaches these parameters; several forwards before it reach what any of them does.
   void expect(const std::vector<bool>& reached) {

@@ -25,11 +25,12 @@ namespace unisono {
 
 /// Averages gradients over ranks while backward runs.
 ///
-/// A backward is `idle` until the first gradient hook fires. With synchronisation on it is then `reducing`: every hook that
-/// fires counts its bucket down, buckets leave in plan order, and the end of the outermost backward sends the last one,
-/// waits, and settles what the ranks said happened. Where steps are left to the next forward it does not wait: the reducer is
-/// `draining` until every parameter has been used again, or somebody asks for the rest. With synchronisation off it is `local`: gradients accumulate.
-/// A *window* is everything since the last synchronisation: local backwards and the reducing one that closes it.
+/// A backward is `idle` until the first gradient hook fires. With synchronisation on it is then `reducing`: every hook
+/// that fires counts its bucket down, buckets leave in plan order, and the end of the outermost backward sends the last
+/// one, waits, and settles what the ranks said happened. Where steps are left to the next forward it does not wait: the
+/// reducer is `draining` until every parameter has been used again, or somebody asks for the rest. With synchronisation
+/// off it is `local`: gradients accumulate. A *window* is everything since the last synchronisation: local backwards
+/// and the reducing one that closes it.
 ///
 /// *Threads*: hooks run where autograd runs them, under one lock. Everything else: the training thread.
 class Reducer final : public GradientListener {
@@ -65,8 +66,9 @@ class Reducer final : public GradientListener {
   bool has_unsynchronised() const;
 
   std::int64_t step() const { return step_; }
-  /// Ranks may run out of inputs from now on: those that have call `shadow_step` until it returns false. `by_active`: averages
-  /// are over the ranks that still have inputs. `end_early`: the first rank without inputs makes every rank's backward throw.
+  /// Ranks may run out of inputs from now on: those that have call `shadow_step` until it returns false. `by_active`:
+  /// averages are over the ranks that still have inputs. `end_early`: the first rank without inputs makes every rank's
+  /// backward throw.
   void begin_join(bool by_active, bool end_early);
   void end_join();
   /// Goes on with the join of the reducer in whose place this one comes.
@@ -78,7 +80,8 @@ class Reducer final : public GradientListener {
 
   /// How many synchronisations have ended well.
   std::int64_t synchronisations() const { return synchronisations_; }
-  /// Sends buckets through `transform` from the next backward on; null: in all-reduces of their own. Not inside a window.
+  /// Sends buckets through `transform` from the next backward on; null: in all-reduces of their own. Not inside a
+  /// window.
   void set_transform(std::shared_ptr<GradientTransform> transform);
   /// See DataParallel::set_step_in_backward. Null ends it.
   using Update = std::function<void(const std::vector<NamedTensor>&)>;

@@ -97,8 +97,8 @@ void Reducer::enter() {
   drain();
   const BackwardContext context = current_backward();
   if (phase_ != Phase::idle && context.depth < ending_depth_) {
-    // Either the backward around the nested one that was followed so far, or, with a newer id, another backward: then the
-    // outer one was abandoned without a word.
+    // Either the backward around the nested one that was followed so far, or, with a newer id, another backward: then
+    // the outer one was abandoned without a word.
     if (context.id < newest_id_) {
       queue_end(context);
     } else {

@@ -27,8 +27,8 @@ void Reducer::continue_join(const Reducer& before) {
   all_joined_ = before.all_joined_;
 }
 
-// The others' messages are known in advance: the plan, in its order, then what the verdict asks for. So a rank without inputs sends
-// the same messages with nothing in them, and nobody has to ask before a step who still takes part.
+// The others' messages are known in advance: the plan, in its order, then what the verdict asks for. So a rank without
+// inputs sends the same messages with nothing in them, and nobody has to ask before a step who still takes part.
 bool Reducer::shadow_step() {
   std::lock_guard lock(mutex_);
   at::NoGradGuard no_grad;

@@ -1,4 +1,5 @@
-// The reducer as its peers see it: which buckets leave when, what the last message says, how a backward ends well or not.
+// The reducer as its peers see it: which buckets leave when, what the last message says, how a backward ends well or
+// not.
 #include <ATen/ATen.h>
 
 #include <optional>

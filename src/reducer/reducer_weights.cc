@@ -8,8 +8,9 @@
 
 namespace unisono {
 
-// A weight counts when the backward of its loss runs, not when it is given: a loss may never be differentiated, or twice, or after
-// another's backward. The loss's own gradient is there before any parameter's that hangs on this loss alone.
+// A weight counts when the backward of its loss runs, not when it is given: a loss may never be differentiated, or
+// twice, or after another's backward. The loss's own gradient is there before any parameter's that hangs on this loss
+// alone.
 at::Tensor Reducer::weight(const at::Tensor& mean_loss, double n) {
   if (!(n >= 0) || std::isinf(n)) {
     throw Error(ErrorCode::invalid_argument,
@@ -47,7 +48,8 @@ void Reducer::weigh(double n) {
   if (!pending_weight_) {
     pending_weight_ = 0;
     const std::int64_t pending = ++pending_id_;
-    // Gone when this backward has ended without reaching a parameter, by an exception or because it was an autograd::grad.
+    // Gone when this backward has ended without reaching a parameter, by an exception or because it was an
+    // autograd::grad.
     std::shared_ptr<void> gone(nullptr, [reducer = std::weak_ptr<Reducer*>(alive_), pending](void*) {
       if (auto alive = reducer.lock()) (*alive)->forget_pending_weight(pending);
     });
@@ -86,8 +88,8 @@ void Reducer::watch_window() {
     return close_window();
   }
   if (!averaging_.weighted) return;
-  // What was there before a weighted window is set aside and other on each rank, so that an edit of `.grad` inside it would mean
-  // something else on each rank.
+  // What was there before a weighted window is set aside and other on each rank, so that an edit of `.grad` inside it
+  // would mean something else on each rank.
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     if (window_versions_[i] == slots_[i].version()) continue;
     throw Error(

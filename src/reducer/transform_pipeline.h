@@ -39,7 +39,8 @@ class TransformPipeline {
     flights_.clear();
   }
   void forget() { flights_.clear(); }
-  /// By what the result is to be multiplied to be the average; `total_weight` over all ranks, ignored when not weighted.
+  /// By what the result is to be multiplied to be the average; `total_weight` over all ranks, ignored when not
+  /// weighted.
   double factor(bool weighted, double total_weight) const;
 
  private:

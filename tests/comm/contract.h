@@ -28,8 +28,8 @@ struct Transport {
   bool processes = false;
   /// Whether the others learn which process was killed, not only that one was.
   bool names_the_dead = true;
-  /// Where ranks are processes that all run this program: which one this is; -1 where they are threads. Then `world` is called by
-  /// every process, and `meeting` makes a way to wait for one another outside of any group.
+  /// Where ranks are processes that all run this program: which one this is; -1 where they are threads. Then `world` is
+  /// called by every process, and `meeting` makes a way to wait for one another outside of any group.
   int own_rank = -1;
   std::function<std::function<void()>(int size)> meeting = nullptr;
   /// Whether sanitizers have much to find in it; else they get fewer and smaller worlds.

@@ -1,4 +1,4 @@
-#include "comm/environment.h"
+#include "comm/environment/environment.h"
 
 #include <gtest/gtest.h>
 

@@ -134,7 +134,8 @@ void PhasesOfDeath::run(const std::string& phase, int victim) const {
     std::ostringstream text;
     text << std::ifstream(told_in(folder.path(), rank)).rdbuf();
     EXPECT_EQ(text.str().find("peer_lost: "), 0u) << phase << ", rank " << rank << ": " << text.str();
-    // "rank 2 died", "rank 2 does not answer"; perhaps with one that has left since because of it, as "ranks 1, 2 died or left".
+    // "rank 2 died", "rank 2 does not answer"; perhaps with one that has left since because of it, as "ranks 1, 2 died
+    // or left".
     const std::regex named("ranks? ([0-9], )*" + std::to_string(victim) + "(, [0-9])* d");
     EXPECT_TRUE(std::regex_search(text.str(), named)) << phase << ", rank " << rank << ": " << text.str();
   }

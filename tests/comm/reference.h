@@ -13,9 +13,9 @@ namespace unisono::testing {
 
 using Bytes = std::vector<unsigned char>;
 
-/// `any`: mostly moderate numbers of both signs, some of them special (NaNs with payloads, infinities, both zeros, denormals, extremes).
-/// `small`: floating ones are whole, from -4 to 4, and none is -0.0: sums and products of up to four are exact in every format, so
-/// that they are the same in any order.
+/// `any`: mostly moderate numbers of both signs, some of them special (NaNs with payloads, infinities, both zeros,
+/// denormals, extremes). `small`: floating ones are whole, from -4 to 4, and none is -0.0: sums and products of up to
+/// four are exact in every format, so that they are the same in any order.
 enum class Numbers { any, small };
 /// Deterministic elements of `dtype`.
 Bytes make_elements(Dtype dtype, std::size_t count, std::uint64_t seed, Numbers numbers = Numbers::any);

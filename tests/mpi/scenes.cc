@@ -45,7 +45,8 @@ void mismatch(ProcessGroup& group) {
   tell(group, [&] { group.all_reduce({data.data(), data.size(), Dtype::f32}).wait(); });
 }
 
-// Rank 1 stays away for longer than the others wait, then learns why; they stay until it has, for launchers end a job with its first rank.
+// Rank 1 stays away for longer than the others wait, then learns why; they stay until it has, for launchers end a job
+// with its first rank.
 void absent(ProcessGroup& group) {
   group.barrier().wait();
   AllReduceOptions options;

@@ -224,7 +224,8 @@ TEST(Replicas, IgnoredTensorsAreLeftAlone) {
   });
 }
 
-// G1: what torch::save writes of a wrapped module is the module's own, and loads into a bare one, which is wrapped again.
+// G1: what torch::save writes of a wrapped module is the module's own, and loads into a bare one, which is wrapped
+// again.
 TEST(Replicas, SavedAndLoaded) {
   on_ranks(2, [](auto group) {
     const auto make = [] {

@@ -35,8 +35,8 @@ TEST(Join, BothDivisors) {
   EXPECT_EQ(averages(true, true), (std::vector<std::vector<double>>{{1, 1, 1}, {1}}));
 }
 
-// All end with the parameters and buffers of those that took the last step, whoever that was; the gradients and parameters of a rank that
-// waits are left alone meanwhile, and training goes on afterwards.
+// All end with the parameters and buffers of those that took the last step, whoever that was; the gradients and
+// parameters of a rank that waits are left alone meanwhile, and training goes on afterwards.
 TEST(Join, EndsWithTheLastOnesState) {
   for (int longest : {0, 1, 2}) {
     on_ranks(3, [&](auto group) {

@@ -107,7 +107,8 @@ TEST(Sparse, TrainsAsOneProcess) {
   });
 }
 
-// A gradient that turns out dense on one rank is summed dense on all; one that turns out sparse without notice is made dense.
+// A gradient that turns out dense on one rank is summed dense on all; one that turns out sparse without notice is made
+// dense.
 TEST(Sparse, LayoutsMayDiffer) {
   on_ranks(2, [](auto group) {
     auto e = embedding();

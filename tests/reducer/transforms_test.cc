@@ -82,9 +82,9 @@ TEST(Transforms, SameBitsOnAllRanksAndNearTheMean) {
             }
           }
           ddp(random(10 * step + group->rank(), {4, 20})).pow(2).mean().backward();
-          // 16 bits: half an epsilon where each rank's part is rounded and half where the sum is. int8: steps of largest / 127,
-          // half of one in what is rounded now and half in what error feedback adds from before, which also makes the largest
-          // value, and so the step, up to 1/253 larger.
+          // 16 bits: half an epsilon where each rank's part is rounded and half where the sum is. int8: steps of
+          // largest / 127, half of one in what is rounded now and half in what error feedback adds from before, which
+          // also makes the largest value, and so the step, up to 1/253 larger.
           const double tolerance = transform->name() == "f16"    ? std::ldexp(1.0, -10)
                                    : transform->name() == "bf16" ? std::ldexp(1.0, -7)
                                                                  : 1.01 / 127;
@@ -132,8 +132,8 @@ TEST(Transforms, WeightsAreOutsideWhatTheySee) {
   });
 }
 
-// A gradient of rank one comes through whole; error feedback brings what was lost later: the sum over steps approaches the true
-// sum, without it it does not.
+// A gradient of rank one comes through whole; error feedback brings what was lost later: the sum over steps approaches
+// the true sum, without it it does not.
 TEST(Transforms, PowerSGDLosesNothingForEver) {
   on_ranks(2, [](auto group) {
     auto m = std::make_shared<Matrix>(32, 24);

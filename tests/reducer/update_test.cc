@@ -25,7 +25,8 @@ auto sgd = [](std::vector<Tensor> p) {
   return std::make_unique<torch::optim::SGD>(std::move(p), torch::optim::SGDOptions(0.1).momentum(0.9));
 };
 
-// The same bits as an optimizer that steps after backward, whatever the buckets and views, with accumulation and weights.
+// The same bits as an optimizer that steps after backward, whatever the buckets and views, with accumulation and
+// weights.
 TEST(StepInBackward, SameBitsAsAfterwards) {
   for (bool views : {true, false}) {
     for (double cap : {0.0, 25.0}) {

@@ -85,7 +85,8 @@ TEST(Weights, AreForgottenWithTheirBackward) {
   });
 }
 
-// zero_grad in the middle of a window begins it anew: neither the dropped micro-batch nor what was there before it remains.
+// zero_grad in the middle of a window begins it anew: neither the dropped micro-batch nor what was there before it
+// remains.
 TEST(Weights, ZeroGradInAWindow) {
   on_ranks(2, [](auto group) {
     Weighted w(group);

@@ -10,8 +10,9 @@
 #include "comm/serial/serial_group.h"
 #include "comm/shm/shm_group.h"
 
-// The adapter over a c10d group whose engine is our own backend over shared memory: both bridges at once, ranks as threads,
-// without an engine of torch's (libtorch ships no headers for Gloo; tests/python/test_c10d_group.py has the adapter over it).
+// The adapter over a c10d group whose engine is our own backend over shared memory: both bridges at once, ranks as
+// threads, without an engine of torch's (libtorch ships no headers for Gloo; tests/python/test_c10d_group.py has the
+// adapter over it).
 
 namespace unisono::testing {
 namespace {

@@ -127,8 +127,8 @@ TEST(LateEngine, WritesToMemoryOfItsOwn) {
     EXPECT_EQ(std::count(data.begin(), data.end(), 1.0f), static_cast<std::ptrdiff_t>(kLong));
 }
 
-// Calls of 1, 2, 3 ... elements and kLong more are made in this order, three more than may move at once; whenever one has ended on
-// both ranks the highest priority of those that wait goes next.
+// Calls of 1, 2, 3 ... elements and kLong more are made in this order, three more than may move at once; whenever one
+// has ended on both ranks the highest priority of those that wait goes next.
 TEST(Priority, HigherOnesOvertakeThoseThatWait) {
   std::vector<Gate> gates(2);
   auto groups = gated_groups(gates);

@@ -211,7 +211,8 @@ EngineOp C10dEngine::start(const DataCall& call, Milliseconds timeout) {
   throw Error(ErrorCode::internal, std::string(to_string(call.operation)) + " moves no data");
 }
 
-// In our order where that is asked for; of 16-bit sums those that are large enough for half the bytes to be worth a second message.
+// In our order where that is asked for; of 16-bit sums those that are large enough for half the bytes to be worth a
+// second message.
 bool C10dEngine::by_tree(const DataCall& call) const {
   constexpr std::size_t kTwice = 16 * 1024;
   if (ordered_ && call.out.device.kind == Device::Kind::cpu) return true;

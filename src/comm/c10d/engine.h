@@ -22,8 +22,9 @@ Options with(std::chrono::milliseconds timeout) {
 /// *Throws* `internal` when the engine returned nothing.
 EngineOp in_flight(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> memory);
 
-/// The contract's operations in the words of a c10d group, and what engines lack: f16 and bf16 are added in f32 (large ones travel in
-/// 16 bits, see tree_all_reduce.h), bool is reduced in u8, averages are divided afterwards; everything that only moves data moves bytes.
+/// The contract's operations in the words of a c10d group, and what engines lack: f16 and bf16 are added in f32 (large
+/// ones travel in 16 bits, see tree_all_reduce.h), bool is reduced in u8, averages are divided afterwards; everything
+/// that only moves data moves bytes.
 /// *Threads*: as Engine.
 class C10dEngine final : public Engine {
  public:

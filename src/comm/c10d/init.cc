@@ -4,17 +4,16 @@
 #include <utility>
 
 #include "base/env.h"
+#include "base/time_budget.h"
 #include "comm/c10d/engines/gloo.h"
 #include "comm/c10d/meeting_place.h"
 #include "comm/c10d/passing_store.h"
 #include "comm/c10d/torch_engine.h"
-#include "comm/environment.h"
+#include "comm/environment/environment.h"
 #include "comm/mpi/mpi_group.h"
 
 namespace unisono {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 std::string why_not(const std::string& transport, const GroupOptions& options) {
   for (const auto& candidate : viable_transports(options))
@@ -76,7 +75,7 @@ std::string over_hosts(const Environment& environment, const GroupOptions& optio
 }  // namespace
 
 std::shared_ptr<ProcessGroup> init(const InitOptions& options) {
-  const auto begin = Clock::now();
+  const TimeBudget time(options.start_timeout);
   const auto environment = read_environment(options, process_environment());
   auto group_opts = group_options(options, environment);
   if (options.log) options.log(LogLevel::info, "init: " + describe(environment));
@@ -89,14 +88,10 @@ std::shared_ptr<ProcessGroup> init(const InitOptions& options) {
 
   auto place = open_meeting_place(environment, options.start_timeout);
   if (options.store) place.store = options.store;
-  const auto left = [&] {
-    return std::max<std::chrono::nanoseconds>(options.start_timeout - (Clock::now() - begin),
-                                              std::chrono::nanoseconds(0));
-  };
   const bool passing = environment.meeting == Environment::Meeting::job_file;
   const auto file = passing ? std::make_shared<PassingStore>(std::move(place)) : nullptr;
   group_opts.store = passing ? file : place.store;
-  group_opts.start_timeout = std::max<std::chrono::nanoseconds>(left(), std::chrono::seconds(1));
+  group_opts.start_timeout = time.left();
   auto group = chooses ? make_gloo_group_over_hosts(group_opts) : make_group(transport, group_opts);
   if (passing) file->end(*group);
   return group;

@@ -72,8 +72,9 @@ c10d::TCPStoreOptions store_options(const Environment& environment, std::chrono:
 
 std::string numeric(const std::string& host) { return host == "localhost" ? "127.0.0.1" : host; }
 
-// TCPStore's own time-out ends with the connection: it would wait for ever for the first answer of something that accepts and
-// says nothing. So it is made by a thread that is left behind when that happens; the caller's error ends the process.
+// TCPStore's own time-out ends with the connection: it would wait for ever for the first answer of something that
+// accepts and says nothing. So it is made by a thread that is left behind when that happens; the caller's error ends
+// the process.
 c10::intrusive_ptr<c10d::Store> make_client(const std::string& host, const c10d::TCPStoreOptions& options) {
   auto made = std::make_shared<std::promise<c10::intrusive_ptr<c10d::Store>>>();
   auto store = made->get_future();

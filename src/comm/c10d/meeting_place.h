@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "comm/environment.h"
+#include "comm/environment/environment.h"
 
 namespace unisono {
 
@@ -19,8 +19,8 @@ struct MeetingPlace {
 /// *Throws* `timeout` ("missing rank 0"), `invalid_argument` for a port in use by something else or an unusable path.
 MeetingPlace open_meeting_place(const Environment& environment, std::chrono::nanoseconds timeout);
 
-/// A store for the ranks of one host, who all know `name`, which nobody else uses: a file in a private directory. `cleanup` where this rank
-/// `removes` it.
+/// A store for the ranks of one host, who all know `name`, which nobody else uses: a file in a private directory.
+/// `cleanup` where this rank `removes` it.
 MeetingPlace open_host_place(const std::string& name, bool removes, std::chrono::nanoseconds timeout);
 
 }  // namespace unisono

@@ -17,8 +17,8 @@ constexpr std::chrono::milliseconds kPause(20);  // between two looks for signs
 
 }  // namespace
 
-// What the thread and the board share. A request is written down and the thread makes one round: it posts what there is to post
-// and reads all notices.
+// What the thread and the board share. A request is written down and the thread makes one round: it posts what there is
+// to post and reads all notices.
 struct StoreNoticeBoard::Talk {
   std::mutex mutex;
   std::condition_variable changed;

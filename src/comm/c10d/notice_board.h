@@ -11,9 +11,9 @@
 
 namespace unisono {
 
-/// Notices through the group's store. A TCPStore behind a link that is cut answers nothing and says nothing, for minutes; so a
-/// thread of its own, "uni-notices", talks to it, and nobody waits for that longer than `kPatience`. The thread starts with the first
-/// notice; one that still hears nothing when the board goes is left to end by itself.
+/// Notices through the group's store. A TCPStore behind a link that is cut answers nothing and says nothing, for
+/// minutes; so a thread of its own, "uni-notices", talks to it, and nobody waits for that longer than `kPatience`. The
+/// thread starts with the first notice; one that still hears nothing when the board goes is left to end by itself.
 class StoreNoticeBoard final : public NoticeBoard {
  public:
   /// `store` may be null. Takes a connection of its own at the first use.

@@ -13,8 +13,8 @@ namespace unisono {
 class PassingStore final : public Store {
  public:
   explicit PassingStore(MeetingPlace place) : place_(std::move(place)) {}
-  /// *Collective* over the ranks that use it, by `group`, which they have made. A file that goes while another rank still closes it would hold
-  /// that rank up for minutes.
+  /// *Collective* over the ranks that use it, by `group`, which they have made. A file that goes while another rank
+  /// still closes it would hold that rank up for minutes.
   void end(ProcessGroup& group) {
     group.barrier().wait();  // nobody reads it any more
     place_.store = nullptr;

@@ -16,7 +16,8 @@ namespace {
 namespace fs = std::filesystem;
 constexpr std::time_t kDay = 24 * 60 * 60;
 
-// mkdir and lstat rather than std::filesystem: the mode must be right from the first moment, and a link must not be followed.
+// mkdir and lstat rather than std::filesystem: the mode must be right from the first moment, and a link must not be
+// followed.
 void make_private(const std::string& path) {
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
     throw Error(ErrorCode::invalid_argument,

@@ -38,8 +38,8 @@ class C10dStore final : public Store {
   }
 
  private:
-  // Asked again and again rather than waited for: a TCPStore prints two warnings for every wait that times out, and start-up
-  // waits in short turns to notice ranks that were claimed twice.
+  // Asked again and again rather than waited for: a TCPStore prints two warnings for every wait that times out, and
+  // start-up waits in short turns to notice ranks that were claimed twice.
   bool appears(const std::string& key, std::chrono::nanoseconds timeout) {
     const auto deadline = std::chrono::steady_clock::now() + timeout;
     for (auto pause = std::chrono::milliseconds(1); !store_->check({key}); pause = std::min(2 * pause, kLongestPause)) {

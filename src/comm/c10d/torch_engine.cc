@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
+#include "base/time_budget.h"
 #include "comm/c10d/engine.h"
 #include "comm/c10d/first_line.h"
 #include "comm/c10d/store_for_torch.h"
@@ -26,12 +27,11 @@ EngineStart meet(const GroupOptions& options) {
     out.store = c10::make_intrusive<c10d::HashStore>();
     return out;
   }
-  const auto begin = std::chrono::steady_clock::now();
+  const TimeBudget time(options.start_timeout);
   const std::string round =
       join_round(*options.store, options.rank, options.size, options.prefix, options.start_timeout);
   out.store = c10::make_intrusive<c10d::PrefixStore>(round, store_for_torch(options.store));
-  out.timeout = whole(std::max<std::chrono::nanoseconds>(
-      options.start_timeout - (std::chrono::steady_clock::now() - begin), std::chrono::seconds(1)));
+  out.timeout = whole(time.left());
   return out;
 }
 

@@ -32,7 +32,8 @@ struct TorchEngine {
 /// contract. *Collective*. *Blocks*, at most `options.start_timeout`, twice that where an engine does not keep to it.
 /// *Throws* as `join_round`; `timeout` with the engine's text and the advice.
 std::shared_ptr<ProcessGroup> make_engine_group(const TorchEngine& engine, const GroupOptions& options);
-/// The same, and in two levels where there are several hosts with several ranks: shared memory inside a host, the engine between.
+/// The same, and in two levels where there are several hosts with several ranks: shared memory inside a host, the
+/// engine between.
 std::shared_ptr<ProcessGroup> make_engine_group_over_hosts(const TorchEngine& engine, const GroupOptions& options);
 
 /// The above over Gloo.

@@ -20,8 +20,8 @@ Buffer bytes_of(const Buffer& buffer);
 /// Elements of `from` to the beginning of `to`, whose dtype is f32 where the other's may be f16 or bf16.
 void copy_widened(const Buffer& from, const Buffer& to);
 
-/// One block per rank, as they travel between hosts: the blocks of a host's ranks, one behind the other, are cut into a part per
-/// carrier.
+/// One block per rank, as they travel between hosts: the blocks of a host's ranks, one behind the other, are cut into a
+/// part per carrier.
 class HostBlocks {
  public:
   /// `block`: elements per rank.
@@ -30,7 +30,8 @@ class HostBlocks {
   /// Elements of a part; all are equally long, the last of a host may have nothing in it.
   std::size_t part() const { return part_; }
 
-  /// A run of elements of `rank`'s block, and where it lies: in which part of which host, which has this rank in the carriers' group.
+  /// A run of elements of `rank`'s block, and where it lies: in which part of which host, which has this rank in the
+  /// carriers' group.
   struct Piece {
     std::size_t rank = 0, in_block = 0;
     std::size_t host = 0, host_rank = 0, carrier = 0, in_part = 0;

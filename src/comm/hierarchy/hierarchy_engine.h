@@ -23,15 +23,16 @@ struct HierarchyParts {
   bool ordered = false;  ///< 16-bit sums are rounded once, though calls allow more
 };
 
-/// Calls in two levels: shared memory inside a host, any engine between. Of each host as many ranks as its smallest has are *carriers*:
-/// the ranks of a host reduce (or collect) in shared memory, each carrier exchanges its slice with its like on the other hosts, the
-/// host's ranks hand the slices round in shared memory. What leaves a host in an all-reduce of H hosts is 2 (H - 1) / H of the message,
-/// whatever the number of its ranks, and all carriers send at the same time. Headers go the same way, through the first rank of each
-/// host. all_to_all and device memory go over `flat`.
+/// Calls in two levels: shared memory inside a host, any engine between. Of each host as many ranks as its smallest has
+/// are *carriers*: the ranks of a host reduce (or collect) in shared memory, each carrier exchanges its slice with its
+/// like on the other hosts, the host's ranks hand the slices round in shared memory. What leaves a host in an
+/// all-reduce of H hosts is 2 (H - 1) / H of the message, whatever the number of its ranks, and all carriers send at
+/// the same time. Headers go the same way, through the first rank of each host. all_to_all and device memory go over
+/// `flat`.
 ///
-/// Nothing here blocks: each of the three stretches has groups of its own, sees its calls in the order of the starts, and those
-/// of several messages overlap. Sums are trees of hosts of trees of ranks. 16-bit numbers travel between two hosts in 16 bits where they
-/// may be rounded at each level, else in f32.
+/// Nothing here blocks: each of the three stretches has groups of its own, sees its calls in the order of the starts,
+/// and those of several messages overlap. Sums are trees of hosts of trees of ranks. 16-bit numbers travel between two
+/// hosts in 16 bits where they may be rounded at each level, else in f32.
 /// *Threads*: as Engine.
 class HierarchyEngine final : public Engine {
  public:

@@ -10,8 +10,9 @@
 
 namespace unisono {
 
-/// The three stretches of a call in two levels; an empty one is passed over. Each has ways of its own, so that calls follow each other
-/// through them, each stretch in the order of the calls. What they read and write they hold themselves.
+/// The three stretches of a call in two levels; an empty one is passed over. Each has ways of its own, so that calls
+/// follow each other through them, each stretch in the order of the calls. What they read and write they hold
+/// themselves.
 struct Journey {
   std::function<Work()> collect;                  ///< inside the host
   std::function<EngineOp(double divisor)> cross;  ///< between hosts; of one operation, or of two that are staged

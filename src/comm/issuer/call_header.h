@@ -56,7 +56,8 @@ ControlRecord combine(const std::vector<ControlRecord>& records);
 /// "all_reduce(sum, 2 x f32, gradients, step 3, bucket 1) as call 17".
 std::string describe(const CallHeader& header);
 
-/// Empty when all ranks made the same call; else one sentence that is the same on every rank, naming the first two that differ.
+/// Empty when all ranks made the same call; else one sentence that is the same on every rank, naming the first two that
+/// differ.
 std::optional<std::string> find_difference(const std::vector<CallHeader>& headers, const std::string& group);
 
 }  // namespace unisono

@@ -15,11 +15,12 @@
 
 namespace unisono {
 
-/// One operation in flight, with what must happen when it has ended. What the engine reads or writes meanwhile is kept alive by
-/// what these functions hold.
+/// One operation in flight, with what must happen when it has ended. What the engine reads or writes meanwhile is kept
+/// alive by what these functions hold.
 ///
-/// An operation may be followed by another, `then`. If it is `staged`, what follows uses ways of its own (another communicator): it must
-/// begin in the order of the calls, whatever else is in flight. If not, it uses the same: nothing else may begin in between.
+/// An operation may be followed by another, `then`. If it is `staged`, what follows uses ways of its own (another
+/// communicator): it must begin in the order of the calls, whatever else is in flight. If not, it uses the same:
+/// nothing else may begin in between.
 struct EngineOp {
   std::function<bool()> done;                              ///< whether it has ended, well or not; never waits
   std::function<void()> check;                             ///< *throws* the engine's error; orders device streams
@@ -56,14 +57,15 @@ struct EngineInfo {
   std::chrono::milliseconds timeout{0};
   std::chrono::milliseconds grace{500};  ///< for the engine to end a call at its deadline by itself, where it does that
   const char* thread = "uni-engine";     ///< name of the thread that issues; 15 characters at most
-  /// The longest pause between two looks at operations that tell nobody when they end. Engines that only move while somebody looks
-  /// (MPI) want `eager`: no pause at all right after something has moved.
+  /// The longest pause between two looks at operations that tell nobody when they end. Engines that only move while
+  /// somebody looks (MPI) want `eager`: no pause at all right after something has moved.
   std::chrono::microseconds pause{100};
   bool eager = false;
 };
 
-/// What moves the data of a group whose calls an `Issuer` issues: an outside communication library. The issuer has seen to it
-/// that all ranks make the same call, in the same order, before the engine hears of it. See docs/adding_a_backend.md.
+/// What moves the data of a group whose calls an `Issuer` issues: an outside communication library. The issuer has seen
+/// to it that all ranks make the same call, in the same order, before the engine hears of it. See
+/// docs/adding_a_backend.md.
 /// *Threads*: one, the issuer's; but for `serves`, `fence` and the constructor.
 class Engine {
  public:
@@ -83,12 +85,13 @@ class Engine {
   virtual std::unique_ptr<NoticeBoard> notice_board() { return nullptr; }
   /// What to start in place of `call`, one after the other: usually itself.
   virtual std::vector<DataCall> parts_of(const DataCall& call) const { return {call}; }
-  /// Starts a call that moves data (no barrier, no allocate, not without elements). `avg` is a sum; `finish` and `then` are given
-  /// the divisor. An operation may outlive its call, which fails as soon as any rank does; so the call's CPU memory is only written in `finish`,
-  /// and without an owner only read before this returns and in `then`; unless the operation is `local`. *Blocks*: never. *Throws* what `check` throws.
+  /// Starts a call that moves data (no barrier, no allocate, not without elements). `avg` is a sum; `finish` and `then`
+  /// are given the divisor. An operation may outlive its call, which fails as soon as any rank does; so the call's CPU
+  /// memory is only written in `finish`, and without an owner only read before this returns and in `then`; unless the
+  /// operation is `local`. *Blocks*: never. *Throws* what `check` throws.
   virtual EngineOp start(const DataCall& call, Milliseconds timeout) = 0;
-  /// Gathers equal blocks of bytes of all ranks; copies `block` before it returns. One at a time; it may have a `then`, which may begin
-  /// whatever else is in flight.
+  /// Gathers equal blocks of bytes of all ranks; copies `block` before it returns. One at a time; it may have a `then`,
+  /// which may begin whatever else is in flight.
   virtual EngineOp gather_bytes(const void* block, std::size_t bytes, Milliseconds timeout) = 0;
   /// Ranks that are known to have ended or left, as this one sees it now.
   virtual std::vector<int> lost() const { return {}; }

@@ -9,10 +9,11 @@
 
 namespace unisono {
 
-/// What a rank sends in one exchange: how many of its calls with a priority have ended; the data of short calls whose headers went
-/// before; and the headers of its next calls, as many as it has and as fit, each with its control record, and a short call's data, where
-/// they fit too. All ranks' blocks have the same size, which they know beforehand, so that ranks which disagree about
-/// everything else can still read each other; a slow link is asked once for many calls. Travels as bytes between equal machines.
+/// What a rank sends in one exchange: how many of its calls with a priority have ended; the data of short calls whose
+/// headers went before; and the headers of its next calls, as many as it has and as fit, each with its control record,
+/// and a short call's data, where they fit too. All ranks' blocks have the same size, which they know beforehand, so
+/// that ranks which disagree about everything else can still read each other; a slow link is asked once for many calls.
+/// Travels as bytes between equal machines.
 class HeaderBlock {
  public:
   static constexpr std::size_t kHeaders = 1024;  ///< bytes for the headers, beside what follows and the room for data
@@ -25,8 +26,8 @@ class HeaderBlock {
   /// Adds the data of an earlier call. Before any call is added.
   void follow(const void* data, std::size_t bytes);
   /// Adds a call. False when it does not fit. The first call of a block always does, if need be without its record,
-  /// which `header.record_follows` then says. `data` of a short call, else empty; `header.data_comes` says whether it came along. What fits
-  /// depends on the calls alone, so that equal calls make equal blocks.
+  /// which `header.record_follows` then says. `data` of a short call, else empty; `header.data_comes` says whether it
+  /// came along. What fits depends on the calls alone, so that equal calls make equal blocks.
   bool add(CallHeader& header, const std::vector<std::uint64_t>& record, std::span<const std::byte> data);
   const std::vector<std::uint8_t>& bytes() const { return bytes_; }
 

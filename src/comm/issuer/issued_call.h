@@ -13,8 +13,8 @@
 
 namespace unisono {
 
-/// A call on its way through the group's thread: headers, large control record, data, end. The upper part belongs to that
-/// thread once the call is submitted; the lower part is what waiters see.
+/// A call on its way through the group's thread: headers, large control record, data, end. The upper part belongs to
+/// that thread once the call is submitted; the lower part is what waiters see.
 class IssuedCall final : public WorkState {
  public:
   using Clock = std::chrono::steady_clock;

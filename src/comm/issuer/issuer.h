@@ -19,8 +19,8 @@
 
 namespace unisono {
 
-/// The thread of a group over an engine. An engine's collectives must be issued in one order on all ranks, and the data of
-/// a call may only move when its header exchange has shown that all ranks agree; so one thread issues everything:
+/// The thread of a group over an engine. An engine's collectives must be issued in one order on all ranks, and the data
+/// of a call may only move when its header exchange has shown that all ranks agree; so one thread issues everything:
 ///
 ///   headers of calls k to l, (their records, where large), data of calls k to l, headers of calls l+1 ..., ...
 ///

@@ -7,7 +7,8 @@
 
 namespace unisono {
 
-// Those of all calls that wait, as far as they fit; none when there is only data to send, or to say how many calls have ended here.
+// Those of all calls that wait, as far as they fit; none when there is only data to send, or to say how many calls have
+// ended here.
 void Issuer::send_headers() {
   HeaderBlock block(order_.ended(), HeaderBlock::size_with(bytes_following(), short_.room()));
   for (const CallPtr& call : following_) block.follow(contribution(call->data), call->contribution_size());

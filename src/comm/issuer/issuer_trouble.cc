@@ -96,7 +96,8 @@ Error Issuer::overdue(const IssuedCall& call, const std::string& engine_text) {
                text + ". Look there for the cause, or raise the timeout. The group is unusable now.");
 }
 
-// An engine rarely tells whose connection it was. Who else does not answer a call of the roll may only be computing, but that is said.
+// An engine rarely tells whose connection it was. Who else does not answer a call of the roll may only be computing,
+// but that is said.
 Error Issuer::lost(const IssuedCall& call, const std::string& engine_text) {
   constexpr std::chrono::milliseconds kPatience(1000);
   std::string who = "a peer died or left the group";

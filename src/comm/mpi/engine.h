@@ -36,9 +36,10 @@ struct MpiEngineOptions {
   std::size_t longest_block = kMpiLongestBlock;  ///< of one request, in bytes
 };
 
-/// Nonblocking collectives of MPI. MPI only moves bytes: sums are ours, so that they have the bits they have over any transport of
-/// ours, and no MPI's idea of f16, bool or NaN matters. An all-reduce is an all-to-all of slices, the sum, and an all-gather, which is as
-/// many bytes as a ring's; between two ranks, or when it is short, one all-gather and the sum.
+/// Nonblocking collectives of MPI. MPI only moves bytes: sums are ours, so that they have the bits they have over any
+/// transport of ours, and no MPI's idea of f16, bool or NaN matters. An all-reduce is an all-to-all of slices, the sum,
+/// and an all-gather, which is as many bytes as a ring's; between two ranks, or when it is short, one all-gather and
+/// the sum.
 ///
 /// MPI works on copies: what it has been given it keeps until the end, and a call that fails ends before.
 /// *Threads*: as Engine.

@@ -12,11 +12,12 @@
 
 namespace unisono {
 
-/// The MPI of this process, behind its shim. There is one MPI per process, so there is one of these; it is never destroyed, for
-/// groups that live in globals may end after it would be.
+/// The MPI of this process, behind its shim. There is one MPI per process, so there is one of these; it is never
+/// destroyed, for groups that live in globals may end after it would be.
 ///
-/// MPI is finalized at exit when it was started here: `atexit`, because groups come and go and MPI cannot be started twice. Not while
-/// something is still in flight, as after a failure: then MPI_Finalize might wait for ever, and the launcher tells that instead.
+/// MPI is finalized at exit when it was started here: `atexit`, because groups come and go and MPI cannot be started
+/// twice. Not while something is still in flight, as after a failure: then MPI_Finalize might wait for ever, and the
+/// launcher tells that instead.
 ///
 /// *Threads*: any; calls are made one at a time, so that MPI_THREAD_SERIALIZED suffices.
 class MpiLibrary {
@@ -52,8 +53,8 @@ class MpiLibrary {
   std::vector<MpiHandle> left_;  // requests of transfers that are gone
 };
 
-/// Memory that MPI reads or writes until its requests have ended. What MPI has been given cannot be taken back, so when a call fails, or the
-/// group goes, the memory of those that have not ended is left to MPI for good. *Threads*: one.
+/// Memory that MPI reads or writes until its requests have ended. What MPI has been given cannot be taken back, so when
+/// a call fails, or the group goes, the memory of those that have not ended is left to MPI for good. *Threads*: one.
 class MpiTransfer {
  public:
   MpiTransfer(MpiLibrary& library, const char* what, std::size_t bytes);

@@ -49,8 +49,8 @@ void MpiNoticeBoard::read() {
   }
 }
 
-// A notice that cannot be delivered changes nothing: MPI's own error or the deadline comes anyway. It is this rank's last
-// message for some time, so it is seen off: a message to a new peer needs MPI to work on it.
+// A notice that cannot be delivered changes nothing: MPI's own error or the deadline comes anyway. It is this rank's
+// last message for some time, so it is seen off: a message to a new peer needs MPI to work on it.
 void MpiNoticeBoard::post_failure(const Error& cause) noexcept try {
   constexpr auto kPatience = std::chrono::milliseconds(200);
   read();

@@ -13,8 +13,8 @@ namespace unisono {
 /// Notices as messages from rank to rank, short enough for MPI to hold until they are read.
 class MpiNoticeBoard final : public NoticeBoard {
  public:
-  /// Nobody else may send messages on `comm`; collectives do not matter. `group`: a number that all ranks of the group know and other groups
-  /// do not have: what comes with another was meant for a communicator that is gone, see shim.cc.
+  /// Nobody else may send messages on `comm`; collectives do not matter. `group`: a number that all ranks of the group
+  /// know and other groups do not have: what comes with another was meant for a communicator that is gone, see shim.cc.
   MpiNoticeBoard(MpiLibrary& library, MpiHandle comm, int rank, int size, std::uint64_t group);
 
   void post_failure(const Error& cause) noexcept override;

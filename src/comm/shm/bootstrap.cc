@@ -16,8 +16,8 @@
 namespace unisono::shm {
 namespace {
 
-// The ranks have met in a round (see comm/rendezvous.h), whose keys nobody else uses. Each writes a *card* to `card/RANK`: who it is
-// and where its memory lies, or why it cannot start; everybody who still waits reads that there.
+// The ranks have met in a round (see comm/rendezvous.h), whose keys nobody else uses. Each writes a *card* to
+// `card/RANK`: who it is and where its memory lies, or why it cannot start; everybody who still waits reads that there.
 
 constexpr std::chrono::milliseconds kSlice{50};
 

@@ -18,7 +18,8 @@ struct Attachment {
   std::vector<ProcessIdentity> processes;         ///< one per rank
 };
 
-/// Maps the memory of the ranks, who have met in a round whose keys begin with `options.prefix`. *Blocks* until all have done so.
+/// Maps the memory of the ranks, who have met in a round whose keys begin with `options.prefix`. *Blocks* until all
+/// have done so.
 /// *Throws* `invalid_argument` (ranks on different hosts or with different sizes, no room),
 /// `timeout` naming the missing ranks, `peer_lost`.
 Attachment attach(const GroupOptions& options);

@@ -8,10 +8,10 @@
 
 namespace unisono::shm {
 
-// Every rank has an *inbox*: memory of its own in which each other rank has a *lane*, a ring of bytes that only that rank
-// writes. A lane carries messages one after the other: a header, then the data in steps as large as there is room, then
-// bytes without meaning up to the next line. The pages of a lane exist once it is used. What was sent stays with the
-// receiver when the sender has ended.
+// Every rank has an *inbox*: memory of its own in which each other rank has a *lane*, a ring of bytes that only that
+// rank writes. A lane carries messages one after the other: a header, then the data in steps as large as there is room,
+// then bytes without meaning up to the next line. The pages of a lane exist once it is used. What was sent stays with
+// the receiver when the sender has ended.
 
 inline constexpr std::size_t kLaneBytes = 256 << 10;
 

@@ -20,11 +20,11 @@
 
 namespace unisono::shm {
 
-/// One rank's messages to and from the others, see inbox.h. As with collectives, whoever passes by moves them forward; the thread
-/// "uni-mail", which starts with the first message, does when nobody comes by.
+/// One rank's messages to and from the others, see inbox.h. As with collectives, whoever passes by moves them forward;
+/// the thread "uni-mail", which starts with the first message, does when nobody comes by.
 ///
-/// A message whose tag nobody has asked for stays in its lane, unless a receive of another tag waits behind it: then it is
-/// put aside in memory of this process.
+/// A message whose tag nobody has asked for stays in its lane, unless a receive of another tag waits behind it: then it
+/// is put aside in memory of this process.
 /// *Threads*: any.
 class Mailbox : public std::enable_shared_from_this<Mailbox> {
  public:

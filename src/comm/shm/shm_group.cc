@@ -4,11 +4,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
-#include "base/clock.h"
+#include "base/time_budget.h"
 #include "comm/arguments.h"
 #include "comm/rendezvous.h"
 #include "comm/shm/engine.h"
@@ -218,10 +217,9 @@ std::shared_ptr<ProcessGroup> make_shm_group(const GroupOptions& options, const 
   }
   GroupOptions joined = options;
   if (options.store) {
-    const std::int64_t begin = now_ns();
+    const TimeBudget time(options.start_timeout);
     joined.prefix = join_round(*options.store, options.rank, options.size, options.prefix, options.start_timeout);
-    const std::chrono::nanoseconds left = options.start_timeout - std::chrono::nanoseconds(now_ns() - begin);
-    joined.start_timeout = std::max<std::chrono::nanoseconds>(left, std::chrono::seconds(1));
+    joined.start_timeout = time.left();
   }
   const shm::Attachment attachment = shm::attach(joined);
   auto engine = std::make_shared<shm::Engine>("shm", options.rank, attachment, shm_options.eager_progress);

@@ -10,8 +10,8 @@
 
 namespace unisono {
 
-/// A call of the backend beside ours, waited for in the time that is left to it, 0: its own. Once only, for Gloo takes a second wait
-/// for the same message as one for another message.
+/// A call of the backend beside ours, waited for in the time that is left to it, 0: its own. Once only, for Gloo takes
+/// a second wait for the same message as one for another message.
 class BesideWork final : public WorkState {
  public:
   explicit BesideWork(c10::intrusive_ptr<c10d::Work> work, std::chrono::milliseconds limit = kNoTimeout)

@@ -36,8 +36,8 @@ struct FutureThread::State {
 
 FutureThread::FutureThread() : state_(std::make_shared<State>()) {}
 
-// A future's callback may run Python, and whoever destroys the backend may hold Python's lock: waiting for a busy thread
-// could wait for ever. Idle ones end at once and are joined.
+// A future's callback may run Python, and whoever destroys the backend may hold Python's lock: waiting for a busy
+// thread could wait for ever. Idle ones end at once and are joined.
 FutureThread::~FutureThread() {
   std::unique_lock lock(state_->mutex);
   state_->stop = true;

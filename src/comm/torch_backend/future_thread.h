@@ -8,10 +8,10 @@ namespace unisono {
 
 class TorchWork;
 
-/// The threads "uni-futures" of a torch backend: wait for calls whose futures somebody holds, in the order they were asked for, and
-/// run the futures' callbacks. One of them waits at a time. Callbacks may wait for other futures of the same backend, as
-/// torch's PowerSGD hook does: whoever runs them has left the waiting to another thread, which is started when there is none.
-/// The first starts with the first future, so programs that only wait never have any.
+/// The threads "uni-futures" of a torch backend: wait for calls whose futures somebody holds, in the order they were
+/// asked for, and run the futures' callbacks. One of them waits at a time. Callbacks may wait for other futures of the
+/// same backend, as torch's PowerSGD hook does: whoever runs them has left the waiting to another thread, which is
+/// started when there is none. The first starts with the first future, so programs that only wait never have any.
 class FutureThread {
  public:
   FutureThread();

@@ -12,8 +12,9 @@
 namespace unisono {
 namespace {
 
-// The only state outside an object: two adapters over one c10d group would issue its collectives in an order that differs
-// between ranks, so a group that has one gets the same again. An adapter keeps its c10d group alive, so its address is not given out again.
+// The only state outside an object: two adapters over one c10d group would issue its collectives in an order that
+// differs between ranks, so a group that has one gets the same again. An adapter keeps its c10d group alive, so its
+// address is not given out again.
 struct Adapters {
   std::mutex mutex;
   std::map<const c10d::ProcessGroup*, std::weak_ptr<ProcessGroup>> of_group;

@@ -8,6 +8,7 @@
 #include <unisono/error.h>
 
 #include <algorithm>
+#include <optional>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include "comm/c10d/tensors.h"
@@ -28,6 +29,15 @@ void after(TorchWork::Call& call, std::function<void()> step) {
       second();
     };
   }
+}
+
+// The factor of PREMUL_SUM; nothing for other operations.
+std::optional<at::Tensor> premultiplier(const c10d::ReduceOp& op) {
+  if (static_cast<c10d::ReduceOp::RedOpType>(op) != c10d::ReduceOp::PREMUL_SUM) return std::nullopt;
+  const auto* factor = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+  if (factor == nullptr)
+    refuse("all_reduce", "PREMUL_SUM comes without its factor; make it with torch.distributed's _make_nccl_premul_sum");
+  return factor->tensor_factor.defined() ? factor->tensor_factor : at::scalar_tensor(factor->double_factor);
 }
 
 bool in_order(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
@@ -115,12 +125,26 @@ void check_count(std::size_t count, int size, const char* operation) {
                           " ranks; give one tensor per rank");
 }
 
-std::optional<at::Tensor> premultiplier(const c10d::ReduceOp& op) {
-  if (static_cast<c10d::ReduceOp::RedOpType>(op) != c10d::ReduceOp::PREMUL_SUM) return std::nullopt;
-  const auto* factor = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
-  if (factor == nullptr)
-    refuse("all_reduce", "PREMUL_SUM comes without its factor; make it with torch.distributed's _make_nccl_premul_sum");
-  return factor->tensor_factor.defined() ? factor->tensor_factor : at::scalar_tensor(factor->double_factor);
+const std::vector<at::Tensor>& only_list(const std::vector<std::vector<at::Tensor>>& lists, int size,
+                                         const char* operation) {
+  if (lists.size() != 1)
+    refuse(operation, "takes one list of tensors per process, got " + std::to_string(lists.size()));
+  check_count(lists[0].size(), size, operation);
+  return lists[0];
+}
+
+void check_pairs(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs, const char* operation) {
+  if (outputs.size() != inputs.size())
+    refuse(operation, std::to_string(outputs.size()) + " outputs and " + std::to_string(inputs.size()) +
+                          " inputs; they go in pairs");
+}
+
+at::Tensor multiplied(const at::Tensor& tensor, const c10d::ReduceOp& op, bool in_place) {
+  const at::NoGradGuard no_grad;
+  const auto factor = premultiplier(op);
+  if (!factor) return tensor;
+  check_dense_cpu(tensor, "PREMUL_SUM");
+  return in_place ? tensor.detach().mul_(*factor) : tensor.detach().mul(*factor);
 }
 
 ReduceOp reduce_op_of(const c10d::ReduceOp& op, const at::Tensor& tensor, const char* operation) {

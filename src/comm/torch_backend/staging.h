@@ -5,7 +5,6 @@
 #include <unisono/dtype.h>
 
 #include <functional>
-#include <optional>
 #include <vector>
 
 #include "comm/torch_backend/torch_work.h"
@@ -23,8 +22,8 @@ void check_dense_cpu(const at::Tensor& tensor, const char* operation);
 /// The tensor itself when its elements lie in order, else a copy of it that does.
 at::Tensor contiguous_input(const at::Tensor& tensor, const char* operation);
 
-/// The tensor itself when its elements lie in order, else memory that is copied to it when the call ends. `read` says whether
-/// the call also reads it.
+/// The tensor itself when its elements lie in order, else memory that is copied to it when the call ends. `read` says
+/// whether the call also reads it.
 at::Tensor contiguous_output(TorchWork::Call& call, const at::Tensor& tensor, const char* operation, bool read);
 
 /// A contiguous tensor's memory for calls that only move it; elements that ranks cannot calculate with travel as bytes.
@@ -47,11 +46,19 @@ const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* opera
 /// *Throws* `invalid_argument` unless there is one tensor per rank.
 void check_count(std::size_t count, int size, const char* operation);
 
-/// PREMUL_SUM is a sum of what `premultiplier` has multiplied.
+/// The only list of lists; c10d passes one per device of the process. *Throws* `invalid_argument` unless it has a
+/// tensor per rank.
+const std::vector<at::Tensor>& only_list(const std::vector<std::vector<at::Tensor>>& lists, int size,
+                                         const char* operation);
+
+/// *Throws* `invalid_argument` unless there are as many of both.
+void check_pairs(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs, const char* operation);
+
+/// PREMUL_SUM is a sum of what `multiplied` has multiplied.
 /// *Throws* `invalid_argument` for complex numbers with anything but sum and average.
 ReduceOp reduce_op_of(const c10d::ReduceOp& op, const at::Tensor& tensor, const char* operation);
 
-/// The factor of PREMUL_SUM; nothing for other operations.
-std::optional<at::Tensor> premultiplier(const c10d::ReduceOp& op);
+/// The tensor times the factor of PREMUL_SUM, in place or as a copy; the tensor itself for other operations.
+at::Tensor multiplied(const at::Tensor& tensor, const c10d::ReduceOp& op, bool in_place);
 
 }  // namespace unisono

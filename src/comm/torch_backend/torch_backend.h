@@ -16,9 +16,9 @@
 namespace unisono {
 
 /// A unisono group as torch.distributed's backend "unisono". It only translates: tensors to buffers (complex numbers as
-/// pairs, strided tensors through a copy), operations to the contract's six. Lists of tensors travel as one flat buffer.
-/// Messages between two ranks, blocks of different sizes and sparse tensors go by the transport's `PointToPoint`.
-/// What is not overridden throws c10d's "Backend unisono does not support ...".
+/// pairs, strided tensors through a copy), operations to the contract's six. Lists of tensors travel as one flat
+/// buffer. Messages between two ranks, blocks of different sizes and sparse tensors go by the transport's
+/// `PointToPoint`. What is not overridden throws c10d's "Backend unisono does not support ...".
 class TorchBackend final : public c10d::Backend {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -74,6 +74,9 @@ class TorchBackend final : public c10d::Backend {
 
  private:
   std::chrono::nanoseconds timeout_of(std::chrono::milliseconds given) const;
+  CallOptions within(std::chrono::milliseconds given) const;
+  AllReduceOptions reduction(const c10d::ReduceOp& op, const at::Tensor& tensor, const char* operation,
+                             std::chrono::milliseconds given) const;
   WorkPtr start(c10d::OpType type, TorchWork::Call call) { return start(type, std::move(call), futures_); }
   WorkPtr start(c10d::OpType type, TorchWork::Call call, const std::shared_ptr<FutureThread>& thread);
   PointToPoint& messages(const char* operation) const;

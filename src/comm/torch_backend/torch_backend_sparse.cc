@@ -1,13 +1,15 @@
-// all_reduce of a sparse tensor. How much the others have to send no rank knows when it makes the call, so a sum has two halves.
+// all_reduce of a sparse tensor. How much the others have to send no rank knows when it makes the call, so a sum has
+// two halves.
 //
-// In the first an all_gather, a collective in the order of the caller's, tells every rank everybody's shape and number of entries. In
-// the second everybody sends its indices and values to everybody, and each rank adds them up by itself, in the tree that the contract
-// has for dense tensors: so all get the same bits, and those of a sum of dense tensors. When the second begins differs between
-// ranks, so it may not be made of collectives, whose order must not: messages between two ranks have no place in that order. Their
-// tag is drawn with the call.
+// In the first an all_gather, a collective in the order of the caller's, tells every rank everybody's shape and number
+// of entries. In the second everybody sends its indices and values to everybody, and each rank adds them up by itself,
+// in the tree that the contract has for dense tensors: so all get the same bits, and those of a sum of dense tensors.
+// When the second begins differs between ranks, so it may not be made of collectives, whose order must not: messages
+// between two ranks have no place in that order. Their tag is drawn with the call.
 //
-// Whoever waits or polls begins the second half. If nobody does, a thread of the backend must, for the other ranks wait for this
-// one's entries. It is not the thread of the futures: that may be waiting for a message which comes only after this sum.
+// Whoever waits or polls begins the second half. If nobody does, a thread of the backend must, for the other ranks wait
+// for this one's entries. It is not the thread of the futures: that may be waiting for a message which comes only after
+// this sum.
 
 #include <ATen/ATen.h>
 #include <unisono/error.h>

@@ -7,9 +7,49 @@
 #include <utility>
 
 namespace unisono {
+namespace {
 
-TorchWork::TorchWork(int rank, c10d::OpType type, const char* title, Call call, std::weak_ptr<FutureThread> thread)
-    : c10d::Work(rank, type, title, call.outputs),
+// The range that a profiler shows; null for what has no range of its own.
+const char* title_of(c10d::OpType type) {
+  switch (type) {
+    case c10d::OpType::ALLREDUCE:
+    case c10d::OpType::ALLREDUCE_COALESCED:
+      return "unisono:all_reduce";
+    case c10d::OpType::_ALLREDUCE_SPARSE:
+      return "unisono:sparse_all_reduce";
+    case c10d::OpType::BROADCAST:
+      return "unisono:broadcast";
+    case c10d::OpType::REDUCE:
+      return "unisono:reduce";
+    case c10d::OpType::ALLGATHER:
+    case c10d::OpType::_ALLGATHER_BASE:
+    case c10d::OpType::ALLGATHER_COALESCED:
+      return "unisono:all_gather";
+    case c10d::OpType::GATHER:
+      return "unisono:gather";
+    case c10d::OpType::SCATTER:
+      return "unisono:scatter";
+    case c10d::OpType::REDUCE_SCATTER:
+    case c10d::OpType::_REDUCE_SCATTER_BASE:
+      return "unisono:reduce_scatter";
+    case c10d::OpType::ALLTOALL:
+    case c10d::OpType::ALLTOALL_BASE:
+      return "unisono:all_to_all";
+    case c10d::OpType::SEND:
+      return "unisono:send";
+    case c10d::OpType::RECV:
+      return "unisono:recv";
+    case c10d::OpType::RECVANYSOURCE:
+      return "unisono:recvAnySource";
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+TorchWork::TorchWork(int rank, c10d::OpType type, Call call, std::weak_ptr<FutureThread> thread)
+    : c10d::Work(rank, type, title_of(type), call.outputs),
       parts_(std::move(call.parts)),
       outputs_(std::move(call.outputs)),
       finish_(std::move(call.finish)),

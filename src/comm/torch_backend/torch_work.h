@@ -13,8 +13,8 @@
 
 namespace unisono {
 
-/// One or more unisono calls as one c10d Work. Whoever waits does the work in the calling thread; only when somebody asks
-/// for the future does a thread of the backend wait in its place, because futures are waited for without polling.
+/// One or more unisono calls as one c10d Work. Whoever waits does the work in the calling thread; only when somebody
+/// asks for the future does a thread of the backend wait in its place, because futures are waited for without polling.
 class TorchWork final : public c10d::Work {
  public:
   struct Call {
@@ -24,8 +24,7 @@ class TorchWork final : public c10d::Work {
     std::shared_ptr<Message> message = nullptr;  ///< of a receive: one of the parts, which knows its sender
   };
 
-  /// `title`: of the range that a profiler shows, or null.
-  TorchWork(int rank, c10d::OpType type, const char* title, Call call, std::weak_ptr<FutureThread> thread);
+  TorchWork(int rank, c10d::OpType type, Call call, std::weak_ptr<FutureThread> thread);
 
   bool isCompleted() override;
   bool isSuccess() const override;

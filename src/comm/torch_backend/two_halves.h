@@ -11,8 +11,8 @@
 
 namespace unisono {
 
-/// A call whose second half can be made only when the first has ended, which must have been well: by the next thread that polls or waits,
-/// so some thread must. What `next` throws is the call's error.
+/// A call whose second half can be made only when the first has ended, which must have been well: by the next thread
+/// that polls or waits, so some thread must. What `next` throws is the call's error.
 /// *Threads*: any, several at once.
 class TwoHalves final : public WorkState {
  public:

@@ -11,7 +11,8 @@
 namespace unisono {
 namespace {
 
-// One gradient M (n x m) of the bucket and its factors P (n x r), Q (m x r); all P of a bucket lie in one tensor, all Q in another.
+// One gradient M (n x m) of the bucket and its factors P (n x r), Q (m x r); all P of a bucket lie in one tensor, all Q
+// in another.
 struct Factored {
   std::string name;
   at::Tensor gradient;

@@ -151,8 +151,8 @@ int receive(MpiHandle comm, void* data, int64_t room, int* sender) {
   MPI_Status status;
   MPI_Message message;
   *sender = -1;
-  // Matched, for MPICH gives a new communicator the number of an old one, and with it what nobody received there, from ranks that the new
-  // one may not have.
+  // Matched, for MPICH gives a new communicator the number of an old one, and with it what nobody received there, from
+  // ranks that the new one may not have.
   const int code = MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_of(comm), &there, &message, &status);
   if (code != MPI_SUCCESS || !there) return code;
   *sender = status.MPI_SOURCE;

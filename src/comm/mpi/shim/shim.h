@@ -2,8 +2,9 @@
 
 #include <stdint.h>
 
-// MPI without mpi.h. Open MPI and MPICH have one API and two ABIs: a communicator is a pointer here and a number there. So all that knows
-// an ABI is one small library, compiled once per MPI and loaded at run time; libunisono itself needs no MPI.
+// MPI without mpi.h. Open MPI and MPICH have one API and two ABIs: a communicator is a pointer here and a number there.
+// So all that knows an ABI is one small library, compiled once per MPI and loaded at run time; libunisono itself needs
+// no MPI.
 //
 // Functions return 0 or an MPI error code. Sizes are bytes; a block is at most `kMpiLongestBlock`.
 
