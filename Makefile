@@ -33,7 +33,7 @@ build: $(setup)
 test: $(setup) data
 	@tools/build.sh
 	@tools/build.sh sanitize
-	UNISONO_BUILD_DIR=$(CURDIR)/build/release UNISONO_TEST_MPI=$(CURDIR)/$(VENV)/mpich/bin PATH="$(CURDIR)/$(VENV)/bin:$$PATH" \
+	UNISONO_BUILD_DIR=$(CURDIR)/build/release UNISONO_TEST_MPI=$(abspath $(VENV))/mpich/bin PATH="$(abspath $(VENV))/bin:$$PATH" \
 	  $(VENV)/bin/python -m pytest -q $(ARGS)
 
 bench: $(setup)

@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${VENV:-.venv}
-export PATH="$PWD/$venv/bin:$PATH"
+export PATH="$(realpath -m "$venv")/bin:$PATH"
 what=${1:-all}
 
 has() { echo "#include <$1>" | "${CXX:-c++}" -std=c++20 -x c++ -fsyntax-only - 2>/dev/null && echo ON || echo OFF; }

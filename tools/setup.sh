@@ -41,8 +41,11 @@ int main() {}' | compiles || fail "no C++20 compiler; install one (Debian: apt-g
 python=$(find_python) || { apt_install python3 python3-venv python3-dev && python=$(find_python); } ||
   fail "no Python 3.10 to 3.13; install one or set PYTHON"
 
-if [ ! -x "$venv/bin/python" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
+has_pip() { [ -x "$venv/bin/python" ] && { "$venv/bin/python" -m pip --version || "$venv/bin/python" -m ensurepip; } >/dev/null 2>&1; }
+if ! has_pip; then
   say "Python environment $venv"
+  [ ! -e "$venv" ] || [ -f "$venv/pyvenv.cfg" ] || [ -z "$(ls -A "$venv")" ] || [ "$venv" = .venv ] ||
+    fail "VENV=$venv is no Python environment and not empty; name another folder"
   rm -rf "$venv"
   "$python" -m venv "$venv" 2>/dev/null || { apt_install python3-venv && "$python" -m venv "$venv"; } ||
     fail "'$python -m venv' does not work; install it (Debian: apt-get install python3-venv)"

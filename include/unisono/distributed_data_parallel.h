@@ -67,12 +67,14 @@ class DataParallel {
   void follow(std::vector<NamedTensor> parameters, std::vector<NamedTensor> buffers);
 
   /// Goes on with another group, of other ranks perhaps, after the old one has failed or to take in new ranks: what the
-  /// constructor does, in a wrapper that lives. All ranks get the parameters and buffers of rank 0, gradients become
-  /// undefined, steps are counted from 0. A transform, an optimizer in backward and a buffer hook stay; what state they
-  /// have, and the optimizer's, is the caller's to bring to all ranks. When it throws, call it again with another
-  /// group. *Collective* over the new group; newcomers construct their wrapper meanwhile. *Blocks*.
+  /// constructor does, in a wrapper that lives, with the module's parameters and buffers as they are now. All ranks
+  /// get those of rank 0, gradients become undefined, steps are counted from 0. A transform, an optimizer in backward
+  /// and a buffer hook stay; what state they have, and the optimizer's, is the caller's to bring to all ranks. When it
+  /// throws, call it again with another group. *Collective* over the new group; newcomers construct their wrapper
+  /// meanwhile. *Blocks*.
   /// *Throws* as the constructor.
-  void set_group(std::shared_ptr<ProcessGroup> group);
+  void set_group(std::shared_ptr<ProcessGroup> group, std::vector<NamedTensor> parameters,
+                 std::vector<NamedTensor> buffers);
 
   /// To be called before each forward of a module in training mode: brings the buffers of all ranks to one state, by
   /// `buffer_policy` or the hook, when a synchronisation has happened since the last time and gradients are being
@@ -95,7 +97,8 @@ class DataParallel {
   using BufferHook = std::function<void(const std::vector<NamedTensor>&, ProcessGroup&)>;
   void set_buffer_hook(BufferHook hook);
 
-  /// Tells which tensors the module's buffers are now, for `digest` and `replicas_identical`. Local.
+  /// Tells which tensors the module's buffers are now: a forward may have assigned others. To be called before
+  /// `finish_join`. Local.
   void follow_buffers(const std::vector<NamedTensor>& buffers);
 
   /// To be called after each forward when `wants_outputs()` (find_unused_parameters): the tensors forward returned.
@@ -150,11 +153,12 @@ class DataParallel {
   /// Ends the join on this rank alone, after an exception.
   void cancel_join();
 
-  /// Digest (SHA-256, hex) of the bits of all parameters and buffers, in order. Local.
-  std::string digest() const;
+  /// Digest (SHA-256, hex) of the bits of the module's parameters and buffers as they are now, in order, without the
+  /// ignored ones. Local.
+  std::string digest(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers) const;
   /// Whether all ranks have the same digest. Buffers are brought first when they are due, as before a forward: running
   /// statistics differ until then. *Collective*. *Blocks*.
-  bool replicas_identical();
+  bool replicas_identical(const std::vector<NamedTensor>& parameters, const std::vector<NamedTensor>& buffers);
 
   const StepStats& last_step() const;
   void set_tracing(bool on);
@@ -173,6 +177,9 @@ class DataParallel {
 /// `options` with the parameters of the module's sparse embeddings among `sparse_parameters`.
 DistributedDataParallelOptions with_sparse_parameters(DistributedDataParallelOptions options,
                                                       const torch::nn::Module& module);
+
+/// The SyncBatchNorm layers of `module` that run over the group `from` run over `to` from now on.
+void give_layers_group(torch::nn::Module& module, const ProcessGroup& from, const std::shared_ptr<ProcessGroup>& to);
 
 /// The tensors in what a forward returned, as far as its type shows them: a tensor, tuples, pairs and vectors of what
 /// has tensors, dictionaries' values. Give `find_unused_parameters` an overload for a type of your own, found by its
@@ -281,43 +288,44 @@ class DistributedDataParallel {
       core_.cancel_join();
       throw;
     }
+    core_.follow_buffers(buffers_of(*module_));
     core_.finish_join();
   }
   /// Optimizers that step inside backward, one per parameter: `make` gets a vector of one parameter and returns a
-  /// unique_ptr to its optimizer, e.g. std::make_unique<torch::optim::SGD>(parameters, 0.1). See
-  /// DataParallel::set_step_in_backward.
+  /// unique_ptr to its optimizer, e.g. std::make_unique<torch::optim::SGD>(parameters, 0.1). A parameter that takes
+  /// another's place gets an optimizer of its own. See DataParallel::set_step_in_backward.
   template <typename Make>
   void step_in_backward(Make make, StepInBackwardOptions options = {}) {
     using Optimizer = decltype(make(std::vector<at::Tensor>{}));
-    auto optimizers = std::make_shared<std::map<std::string, Optimizer>>();
+    struct Stepped {
+      at::Tensor parameter;
+      Optimizer optimizer;
+    };
+    auto optimizers = std::make_shared<std::map<std::string, Stepped>>();
     core_.set_step_in_backward(
         [make, optimizers](const std::vector<NamedTensor>& parameters) {
           for (const NamedTensor& p : parameters) {
-            auto& optimizer = (*optimizers)[p.name];
-            if (!optimizer) optimizer = make(std::vector<at::Tensor>{p.tensor});
-            optimizer->step();
+            Stepped& its = (*optimizers)[p.name];
+            if (!its.parameter.is_same(p.tensor)) its = {p.tensor, make(std::vector<at::Tensor>{p.tensor})};
+            its.optimizer->step();
             p.tensor.mutable_grad().reset();
           }
         },
         std::move(options));
   }
   void finish_step() { core_.finish_step(); }
-  /// Goes on with another group; see DataParallel::set_group.
+  /// Goes on with another group, and with it the module's SyncBatchNorm layers that had the old one; see
+  /// DataParallel::set_group.
   void set_group(std::shared_ptr<ProcessGroup> group) {
-    core_.follow_buffers(buffers_of(*module_));
-    core_.set_group(std::move(group));
+    const auto before = core_.group();
+    core_.set_group(group, parameters_of(*module_), buffers_of(*module_));
+    give_layers_group(*module_, *before, group);
   }
   /// Before saving or evaluating: brings the buffers of all ranks to one state. *Collective*. *Blocks*.
   void sync_state() { core_.sync_state(buffers_of(*module_)); }
   void set_buffer_hook(DataParallel::BufferHook hook) { core_.set_buffer_hook(std::move(hook)); }
-  std::string digest() {
-    core_.follow_buffers(buffers_of(*module_));
-    return core_.digest();
-  }
-  bool replicas_identical() {
-    core_.follow_buffers(buffers_of(*module_));
-    return core_.replicas_identical();
-  }
+  std::string digest() { return core_.digest(parameters_of(*module_), buffers_of(*module_)); }
+  bool replicas_identical() { return core_.replicas_identical(parameters_of(*module_), buffers_of(*module_)); }
   const StepStats& last_step() const { return core_.last_step(); }
   /// The part that does not depend on M: tracing, bucket sizes, the group.
   DataParallel& core() { return core_; }

@@ -21,6 +21,9 @@ class ParameterAverager {
   ParameterAverager(std::vector<NamedTensor> parameters, std::shared_ptr<ProcessGroup> group, std::int64_t period,
                     std::int64_t warmup = 0);
 
+  /// From here on these are the parameters: a layer may have been replaced. The same on all ranks. Local.
+  /// *Throws* as the constructor.
+  void follow(std::vector<NamedTensor> parameters);
   /// To be called after each optimizer step, equally often on all ranks. Returns whether it averaged.
   /// *Collective* and *blocking* when it does.
   bool step();

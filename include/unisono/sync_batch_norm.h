@@ -45,6 +45,10 @@ class SyncBatchNormImpl : public torch::nn::NormImplBase<0, SyncBatchNormImpl, t
   torch::Tensor forward(const torch::Tensor& input);
   void pretty_print(std::ostream& stream) const override;
 
+  const std::shared_ptr<ProcessGroup>& group() const { return group_; }
+  /// From the next forward on; the same on all ranks. *Throws* `invalid_argument` without a group.
+  void set_group(std::shared_ptr<ProcessGroup> group);
+
  protected:
   void _check_input_dim(const torch::Tensor& input) override;
 

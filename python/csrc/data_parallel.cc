@@ -138,7 +138,12 @@ void bind_data_parallel(py::module_& module) {
             self.follow(named(parameters), named(buffers));
           },
           py::arg("parameters"), py::arg("buffers"), WithoutGil())
-      .def("set_group", &DataParallel::set_group, py::arg("group"), WithoutGil())
+      .def(
+          "set_group",
+          [](DataParallel& self, std::shared_ptr<ProcessGroup> group, const Named& parameters, const Named& buffers) {
+            self.set_group(std::move(group), named(parameters), named(buffers));
+          },
+          py::arg("group"), py::arg("parameters"), py::arg("buffers"), WithoutGil())
       .def("set_transform", &DataParallel::set_transform, py::arg("transform").none(true), WithoutGil())
       .def("transform", &DataParallel::transform)
       .def(
@@ -158,8 +163,18 @@ void bind_data_parallel(py::module_& module) {
           py::arg("steps_left").none(true) = py::none())
       .def("finish_step", &DataParallel::finish_step, WithoutGil())
       .def("check_step", &DataParallel::check_step, WithoutGil())
-      .def("digest", &DataParallel::digest, WithoutGil())
-      .def("replicas_identical", &DataParallel::replicas_identical, WithoutGil())
+      .def(
+          "digest",
+          [](const DataParallel& self, const Named& parameters, const Named& buffers) {
+            return self.digest(named(parameters), named(buffers));
+          },
+          py::arg("parameters"), py::arg("buffers"), WithoutGil())
+      .def(
+          "replicas_identical",
+          [](DataParallel& self, const Named& parameters, const Named& buffers) {
+            return self.replicas_identical(named(parameters), named(buffers));
+          },
+          py::arg("parameters"), py::arg("buffers"), WithoutGil())
       .def("last_step", &DataParallel::last_step, py::return_value_policy::copy)
       .def("set_tracing", &DataParallel::set_tracing, py::arg("on"))
       .def("take_trace", &DataParallel::take_trace)

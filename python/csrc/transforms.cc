@@ -117,6 +117,9 @@ void bind_transforms(py::module_& module) {
           [](const Named& parameters, std::shared_ptr<ProcessGroup> group, std::int64_t period, std::int64_t warmup) {
             return ParameterAverager(named(parameters), std::move(group), period, warmup);
           }))
+      .def(
+          "follow", [](ParameterAverager& self, const Named& parameters) { self.follow(named(parameters)); },
+          py::arg("parameters"))
       .def("step", &ParameterAverager::step, WithoutGil())
       .def("average", &ParameterAverager::average, WithoutGil());
   py::class_<HookBucket>(module, "GradBucket")

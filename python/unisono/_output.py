@@ -75,10 +75,11 @@ class OutputPump:
         """After `finish`: the last line on stderr, else on stdout."""
         return self._streams[rank, self._stderr].last_line or self._streams[rank, self._stdout].last_line
 
-    def finish(self) -> None:
-        """To be called when the workers are gone: carries over what they left and ends the thread."""
+    def finish(self, seconds: float | None = None) -> None:
+        """To be called when the workers are gone: carries over what they left and ends the thread. Blocks as long as somebody is slow to
+        read our output, at most `seconds`; then the rest is lost."""
         os.eventfd_write(self._stop_fd, 1)
-        self._thread.join()
+        self._thread.join(seconds)
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:

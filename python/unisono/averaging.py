@@ -17,12 +17,15 @@ class ParameterAverager:
             module.step_guard = False
             process_group = process_group or module.process_group
             module = module.module
+        self._module = module
         self._averager = _C.ParameterAverager(list(module.named_parameters()), resolve(process_group), period, warmup)
 
     def step(self) -> bool:
         """To be called after each optimizer step, equally often on all ranks. Whether it averaged."""
+        self._averager.follow(list(self._module.named_parameters()))
         return self._averager.step()
 
     def average(self) -> None:
         """Averages now. Collective."""
+        self._averager.follow(list(self._module.named_parameters()))
         self._averager.average()

@@ -4,6 +4,8 @@ import contextlib
 import types
 import weakref
 
+import torch
+
 from unisono.errors import InvalidArgumentError
 
 _ABSENT = object()
@@ -16,45 +18,43 @@ class BackwardOptimizers:
         names = {id(p): name for name, p in ddp.module.named_parameters()}
         self._ddp = weakref.ref(ddp)
         self._optimizers = optimizers
-        self._place = {}  # id of a parameter -> (index of its optimizer, of its group)
+        self._places = _Places(optimizers)
         self._settings = None  # of each optimizer when backward returned, where steps are left to take
         self._written = _Written(self._ddp)
         for i, optimizer in enumerate(optimizers):
             _refuse_if_whole(optimizer)
             _refuse_references(optimizer)
-            for g, group in enumerate(optimizer.param_groups):
-                for parameter in group["params"]:
-                    if id(parameter) not in names:
-                        raise InvalidArgumentError(f"{type(optimizer).__name__} holds a parameter of shape "
-                                                   f"{tuple(parameter.shape)} that is not the wrapped module's; its step "
-                                                   f"cannot be taken in this module's backward")
-                    if id(parameter) in self._place:
-                        raise InvalidArgumentError(f"parameter '{names[id(parameter)]}' is in two optimizers")
-                    self._place[id(parameter)] = i, g
+            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+                if id(parameter) not in names:
+                    raise InvalidArgumentError(f"{type(optimizer).__name__} holds a parameter of shape "
+                                               f"{tuple(parameter.shape)} that is not the wrapped module's; its step "
+                                               f"cannot be taken in this module's backward")
+                if self._places.of(parameter)[0] != i:
+                    raise InvalidArgumentError(f"parameter '{names[id(parameter)]}' is in two optimizers")
 
     def take(self, parameters) -> None:
         ddp = self._ddp()
         if self._settings is None:
             self._in_backward()
+            self._places.refresh(parameters)
         self._written.next_part(parameters)
         chosen = {}
         for parameter in parameters:
-            if (place := self._place.get(id(parameter))) is not None:
+            if (place := self._places.of(parameter)) is not None:
                 i, g = place
                 chosen.setdefault(i, {}).setdefault(g, []).append(parameter)
         with _stepping(ddp):
             for i, groups in chosen.items():
                 self._step(i, groups)
         for parameter in parameters:
-            if id(parameter) in self._place:
+            if self._places.of(parameter) is not None:
                 parameter.grad = None
 
     def steps_left(self, any_left: bool) -> None:
         """Steps that are taken later are taken with the settings of now: a scheduler may go on before them."""
         if any_left:
             self._in_backward()
-        self._settings = [{place: dict(values) for place, values in _settings_of(optimizer).items()}
-                          for optimizer in self._optimizers] if any_left else None
+        self._settings = list(map(_copied_settings, self._optimizers)) if any_left else None
 
     def _in_backward(self) -> None:
         for optimizer in self._optimizers:
@@ -93,6 +93,38 @@ class BackwardOptimizers:
 def _settings_of(optimizer) -> dict:
     """Its groups by index; its attributes under None."""
     return {None: vars(optimizer), **dict(enumerate(optimizer.param_groups))}
+
+
+def _copied_settings(optimizer) -> dict:
+    """The same as they are now. A scheduler writes into a learning rate that is a tensor."""
+    groups = ({name: value.clone() if torch.is_tensor(value) else value for name, value in group.items()}
+              for group in optimizer.param_groups)
+    return {None: dict(vars(optimizer)), **dict(enumerate(groups))}
+
+
+class _Places:
+    """In which optimizer and which of its groups a parameter is. Groups may be added, for layers that are unfrozen, and removed."""
+
+    def __init__(self, optimizers):
+        self._optimizers = optimizers
+        self._read()
+
+    def of(self, parameter):
+        """(index of the optimizer, of its group); None where none has it."""
+        return self._place.get(id(parameter))
+
+    def refresh(self, parameters) -> None:
+        """To be called before `of` is asked for these."""
+        if self._lengths() != self._known or any(id(parameter) not in self._place for parameter in parameters):
+            self._read()
+
+    def _read(self) -> None:
+        self._known = self._lengths()
+        self._place = {id(parameter): (i, g) for i, optimizer in enumerate(self._optimizers)
+                       for g, group in enumerate(optimizer.param_groups) for parameter in group["params"]}
+
+    def _lengths(self) -> list:
+        return [[len(group["params"]) for group in optimizer.param_groups] for optimizer in self._optimizers]
 
 
 @contextlib.contextmanager
@@ -145,16 +177,12 @@ class _Written:
 
 def reads_without_operators(module) -> bool:
     """Whether a forward of `module` may run kernels of torch.compile, which get at parameters without an operator."""
-    import torch
-
     return torch.compiler.is_compiling() or any(
         isinstance(m, torch._dynamo.OptimizedModule) or m._compiled_call_impl is not None for m in module.modules())
 
 
 def _refuse_if_whole(optimizer) -> None:
     """Where the step of a part would not be a part of the step. Asked again in every backward: hooks may come later."""
-    import torch
-
     kind = type(optimizer).__name__
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidArgumentError("LBFGS evaluates the loss several times in one step, on all parameters together; it cannot "
@@ -171,8 +199,6 @@ def _refuse_if_whole(optimizer) -> None:
 
 
 def _refuse_references(optimizer) -> None:
-    import torch
-
     parameters = {id(p) for group in optimizer.param_groups for p in group["params"]}
     for name, value in vars(optimizer).items():
         for item in value if isinstance(value, (list, tuple)) else (value,):

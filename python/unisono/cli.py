@@ -14,8 +14,7 @@ def build_parser() -> argparse.ArgumentParser:
     run.add_argument("--timeout", type=float, metavar="S", help="end everything after S seconds, with exit code 124")
     run.add_argument("--no-bind", action="store_true", help="let workers run on any core")
     run.add_argument("-m", "--module", action="store_true", help="PROGRAM is a Python module")
-    run.add_argument("program", metavar="PROGRAM")
-    run.add_argument("args", nargs=argparse.REMAINDER)
+    run.add_argument("program", nargs=argparse.REMAINDER, metavar="PROGRAM")
 
     commands.add_parser("info", help="what this installation and this machine offer")
 
@@ -50,11 +49,14 @@ def _fail(command: str, error: Exception | str, code: int) -> int:
 def _run(options) -> int:
     from unisono import launch
 
+    command = options.program[1:] if options.program[:1] == ["--"] else options.program
+    if not command:
+        return _fail("run", "which program? See unisono run --help", 2)
     if options.timeout is not None and not options.timeout > 0:
         return _fail("run", f"--timeout {options.timeout:g}: must be above 0 seconds", 2)
     try:
         return launch.run(launch.LaunchOptions(
-            ranks=options.ranks, command=[options.program, *options.args], module=options.module,
+            ranks=options.ranks, command=command, module=options.module,
             timeout_s=options.timeout, bind=not options.no_bind))
     except launch.LaunchError as error:
         return _fail("run", error, error.exit_code)

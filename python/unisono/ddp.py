@@ -14,7 +14,7 @@ from unisono.buffers import BufferMethods, policy_of
 from unisono.changes import Registrations
 from unisono.changes import sparse_parameters as _sparse_embeddings
 from unisono.device import place_of, to_device
-from unisono.group import of_keywords, resolve
+from unisono.group import existing, of_keywords
 from unisono.guard import guard_steps
 from unisono.outputs import tensors_in
 from unisono.sync_batch_norm import SyncBatchNorm
@@ -46,6 +46,7 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
                  overlap: bool = True, naive: bool = False, strict: bool = False,
                  parameters_and_buffers_to_ignore=(), step_guard: bool = True, uneven_accumulation: bool = False,
                  check_finite: bool = False, check_replicas: bool | None = None, sparse_parameters=(), buffer_policy: str = "rank0"):
+        parameters_and_buffers_to_ignore = tuple(parameters_and_buffers_to_ignore)  # it may be a generator
         self._keywords = {name: value for name, value in locals().items()
                           if name not in ("self", "module", "process_group", "device_mesh", "__class__")}
         super().__init__()
@@ -82,8 +83,7 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
         self._registrations = Registrations()
         self._stepping = False
         self._overlaps = False
-        self._core = _C.DataParallel(list(module.named_parameters()), list(module.named_buffers()), self.process_group,
-                                     options)
+        self._core = _C.DataParallel(*self._tensors(), self.process_group, options)
         self.register_load_state_dict_pre_hook(_insert_prefix)
         self.step_guard = step_guard
         if step_guard:
@@ -98,7 +98,7 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
     def _forward(self, args, kwargs):
         if self._registrations.seen() or self._core.parameters_changed():
             _refuse_lazy(self.module)
-            self._core.follow(list(self.module.named_parameters()), list(self.module.named_buffers()))
+            self._core.follow(*self._tensors())
         if self.module.training and self._core.wants_buffers():
             self._core.before_forward(list(self.module.named_buffers()))
         if self._device is not None:
@@ -160,19 +160,19 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
         except BaseException:
             self._core.cancel_join()
             raise
+        self._core.follow_buffers(list(self.module.named_buffers()))
         self._core.finish_join()
 
     def set_group(self, process_group) -> None:
         """Goes on with another group, of other ranks perhaps, after the old one has failed or to take in new ranks: what the
         constructor does, in a wrapper that lives. All ranks get the parameters and buffers of rank 0, `.grad` becomes None; the
-        optimizer's state is the caller's to bring to all ranks. SyncBatchNorm layers that were given the old group get the new one.
+        optimizer's state is the caller's to bring to all ranks. SyncBatchNorm layers over the old group get the new one.
         Collective over the new group; newcomers construct their wrapper meanwhile. When it raises, call it again with another group."""
         group = of_keywords(process_group, None)
-        self._core.follow_buffers(list(self.module.named_buffers()))
-        self._core.set_group(group)
+        self._core.set_group(group, *self._tensors())
         for layer in self.module.modules():
-            if isinstance(layer, SyncBatchNorm) and layer.process_group is not None and resolve(layer.process_group) is self.process_group:
-                layer.process_group = process_group
+            if isinstance(layer, SyncBatchNorm) and existing(layer.process_group) is self.process_group:
+                layer.process_group = group if process_group is None else process_group
         self.process_group = group
 
     def set_transform(self, transform: transforms.GradientTransform | None) -> None:
@@ -208,13 +208,15 @@ class DistributedDataParallel(BufferMethods, torch.nn.Module):
 
     def digest(self) -> str:
         """SHA-256 of the bits of all parameters and buffers, in order."""
-        self._core.follow_buffers(list(self.module.named_buffers()))
-        return self._core.digest()
+        return self._core.digest(*self._tensors())
 
     def replicas_identical(self) -> bool:
         """Whether all ranks have the same digest. Collective."""
-        self._core.follow_buffers(list(self.module.named_buffers()))
-        return self._core.replicas_identical()
+        return self._core.replicas_identical(*self._tensors())
+
+    def _tensors(self):
+        """The module's parameters and buffers, by name, as they are now."""
+        return list(self.module.named_parameters()), list(self.module.named_buffers())
 
     @property
     def stats(self) -> _C.StepStats:

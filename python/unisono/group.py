@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from unisono import _C
+from unisono.errors import InvalidArgumentError
 
 _default_group: _C.ProcessGroup | None = None
 _of_torch: WeakKeyDictionary = WeakKeyDictionary()  # one of ours per torch group: they issue its calls in one order
@@ -21,7 +22,10 @@ _second: WeakKeyDictionary = WeakKeyDictionary()  # how to make the second group
 
 
 def _seconds(value: float | timedelta) -> timedelta:
-    return value if isinstance(value, timedelta) else timedelta(seconds=value)
+    try:
+        return value if isinstance(value, timedelta) else timedelta(seconds=value)
+    except (OverflowError, ValueError):
+        raise InvalidArgumentError(f"a timeout is {value} s; it must be above 0 and below 1e9") from None
 
 
 def countdown(timeout: timedelta) -> Callable[[], timedelta]:
@@ -113,6 +117,13 @@ def resolve(group) -> _C.ProcessGroup:
                     "or None")
 
 
+def existing(group) -> _C.ProcessGroup | None:
+    """`resolve`, but nothing for None where there is no default group yet."""
+    if group is None and _default_group is None and not (dist.is_available() and dist.is_initialized()):
+        return None
+    return resolve(group)
+
+
 def set_companion(process_group, companion) -> None:
     """Gives a group the second group of the same ranks that SyncBatchNorm runs on; both may be unisono's or
     torch.distributed's. Local, before the first forward. Without it one is made."""
@@ -134,10 +145,9 @@ def with_companion(process_group) -> _C.ProcessGroup:
         return ours
     theirs = dist.group.WORLD if process_group is None else process_group
     if isinstance(theirs, dist.ProcessGroup):
-        second = dist.new_group(dist.get_process_group_ranks(theirs), timedelta(seconds=ours.timeout),
-                                dist.get_backend_config(theirs),
-                                use_local_synchronization=theirs is not dist.group.WORLD)
-        set_companion(ours, second)
+        from unisono.hosts import new_group_like
+
+        set_companion(ours, new_group_like(theirs, timedelta(seconds=ours.timeout)))
     return ours
 
 

@@ -89,6 +89,17 @@ def _two_levels(process_group, timeout: timedelta, hosts: Hosts | None, *, order
     return group
 
 
+def new_group_like(group: dist.ProcessGroup, timeout: timedelta) -> dist.ProcessGroup:
+    """Another group of the same ranks and backend. Called by its members alone, who agree on its name over `group`."""
+    ranks = dist.get_process_group_ranks(group)
+    backend = dist.get_backend_config(group)
+    if group is dist.group.WORLD:
+        return dist.new_group(ranks, timeout, backend)
+    box = [f"unisono/{secrets.token_hex(8)}"]
+    dist.broadcast_object_list(box, src=ranks[0], group=group)
+    return _new_group_of_members(box[0], ranks, timeout, backend)
+
+
 def _new_group_of_members(name: str, ranks: list[int], timeout: timedelta, backend: str) -> dist.ProcessGroup:
     """`dist.new_group` that only `ranks` call. torch's own way, `use_local_synchronization`, names a group by how many a rank has already:
     members of whom one has more never meet."""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 _GRACE_S = 2.0  # for the other ranks to notice a failure and say what they saw, before they are ended
 _END_S = 10  # between SIGTERM and SIGKILL
+_LONGEST_WAIT_S = 86_400.0  # at once: the system takes no arbitrary number
 _ENDING_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 
 
@@ -132,14 +133,15 @@ def worker_environment(rank: int, options: LaunchOptions, port: int, cores: int)
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // options.ranks)),
         "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED") or "1",
     }
-    env["UNISONO_PROGRESS"] = "overwrite" if sys.stdout.isatty() else "lines"  # what a progress line may do
-    if not sys.stdout.isatty():  # a C program sees a terminal where there may be none
+    env["UNISONO_PROGRESS"] = "overwrite" if os.isatty(1) else "lines"  # what a progress line may do
+    if not os.isatty(1):  # a C program sees a terminal where there may be none
         env["NO_COLOR"] = os.environ.get("NO_COLOR") or "1"
     return env
 
 
 def run(options: LaunchOptions) -> int:
     """Runs the workers to their end and returns the exit code: 0, or that of the first rank that failed."""
+    _open_standard_files()
     cores, exclusive = available_cores()
     check_ranks(options.ranks, len(cores))
     command, is_python = resolve_command(options.command, options.module)
@@ -178,8 +180,8 @@ def run(options: LaunchOptions) -> int:
     except SignalException as stop:
         outcome.stopped_by, outcome.code = stop.sigval.name, 128 + stop.sigval
     finally:
-        _end(context)
-        pump.finish()
+        _end(context, everything=outcome.code != 0)
+        pump.finish(_time_to_write(outcome, options, begin))
     _report(outcome, options, pump, outcome.failed_at - begin)
     return outcome.code
 
@@ -198,7 +200,7 @@ def _watch(context, options: LaunchOptions, pump, outcome: Outcome) -> None:
                 if outcome.first_failure is None:
                     outcome.stopped_by, outcome.code = "time limit", 124
                 return
-            events = selector.select(None if left == float("inf") else left)
+            events = selector.select(min(left, _LONGEST_WAIT_S))
             ended = {}
             for key, _ in events:
                 if key.data is None:
@@ -216,12 +218,32 @@ def _watch(context, options: LaunchOptions, pump, outcome: Outcome) -> None:
                     deadline = min(deadline, outcome.failed_at + _GRACE_S)
 
 
-def _end(context) -> None:
-    """Ends what still runs; a second signal meanwhile ends it at once."""
+def _time_to_write(outcome: Outcome, options: LaunchOptions, begin: float) -> float | None:
+    """Seconds for what reads our output to take the rest; None: as long as it likes, as in `unisono run ... | less`."""
+    if outcome.stopped_by:
+        return _GRACE_S
+    return max(_GRACE_S, begin + options.timeout_s - time.monotonic()) if options.timeout_s else None
+
+
+def _open_standard_files() -> None:
+    """Where one is closed, the next file to be opened would take its number and get our output."""
+    null = os.open(os.devnull, os.O_RDWR)
+    while null <= 2:
+        null = os.dup(null)
+    os.close(null)
+
+
+def _end(context, everything: bool) -> None:
+    """Ends what still runs; a second signal meanwhile ends it at once. `everything`: also what workers that have ended left running."""
     if context is None:
         return
     from torch.distributed.elastic.multiprocessing import SignalException
 
+    if everything:
+        for process in (handler.proc for handler in context.subprocess_handlers.values()):  # each leads a session
+            if process.poll() is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGTERM)
     for how, seconds in ((signal.SIGTERM, _END_S), (signal.SIGKILL, _END_S)):
         try:
             context.close(how, timeout=seconds)

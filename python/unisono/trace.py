@@ -17,6 +17,12 @@ def read_events(path: str) -> list[dict]:
     return events
 
 
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
 def merge(out: str, inputs: list[str]) -> int:
     """Writes the events of all inputs to `out`, which appears whole or not at all. Returns their number."""
     events = [event for path in inputs for event in read_events(path)]
@@ -25,6 +31,7 @@ def merge(out: str, inputs: list[str]) -> int:
     try:
         with os.fdopen(handle, "w") as file:
             json.dump({"traceEvents": events}, file)
+            os.fchmod(handle, 0o666 & ~_umask())
         os.replace(temporary, out)
     except BaseException:
         os.unlink(temporary)

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <chrono>
 
+#include "base/clock.h"
+
 namespace unisono {
 
 /// One time for several steps in a row, as a `start_timeout` is. It begins to run at once.
 class TimeBudget {
  public:
-  explicit TimeBudget(std::chrono::nanoseconds whole) : whole_(whole) {}
+  explicit TimeBudget(std::chrono::nanoseconds whole) : whole_(bounded(whole)) {}
 
   std::chrono::nanoseconds whole() const { return whole_; }
   bool spent() const { return elapsed() >= whole_; }

@@ -64,8 +64,12 @@ struct Checker {
 
 std::string describe_call(const ProcessGroup& group, std::string_view operation, std::int64_t sequence,
                           const CallTag& tag) {
-  std::string text = "unisono " + group.name() + " group, rank " + std::to_string(group.rank()) + " of " +
-                     std::to_string(group.size()) + ", " + std::string(operation);
+  return describe_call(Member{group.name(), group.rank(), group.size()}, operation, sequence, tag);
+}
+
+std::string describe_call(const Member& member, std::string_view operation, std::int64_t sequence, const CallTag& tag) {
+  std::string text = "unisono " + member.name + " group, rank " + std::to_string(member.rank) + " of " +
+                     std::to_string(member.size) + ", " + std::string(operation);
   if (sequence >= 0) text += " " + std::to_string(sequence);
   std::string what;
   const auto add = [&what](const std::string& part) { what += (what.empty() ? "" : ", ") + part; };
@@ -73,6 +77,14 @@ std::string describe_call(const ProcessGroup& group, std::string_view operation,
   if (tag.bucket >= 0) add("bucket " + std::to_string(tag.bucket));
   if (tag.what != nullptr && *tag.what != '\0') add(tag.what);
   return what.empty() ? text : text + " (" + what + ")";
+}
+
+void check_not_forked(const ProcessGroup& group, const ForkMark& mark) {
+  if (!mark.forked()) return;
+  throw Error(ErrorCode::invalid_argument,
+              "unisono " + group.name() + " group: a call in a process that was forked from rank " +
+                  std::to_string(group.rank()) +
+                  "'s. A fork is no rank; let the rank itself make the call, or start the process by spawn");
 }
 
 void check_all_reduce(const ProcessGroup& group, const Buffer& data, const AllReduceOptions& options,

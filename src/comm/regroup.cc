@@ -50,7 +50,7 @@ class Departure {
 
   std::shared_ptr<ProcessGroup> run() {
     if (!group_.options().store) return make({.timeout = group_.timeout()});
-    place_ = group_.place() + "/without/" + std::to_string(group_.number_departure());
+    place_ = group_.place() + "/without/" + std::to_string(group_.departures());
     store().set(key(group_.rank()), list(ranks_));
     for (auto missing = staying_; !(missing = read(missing)).empty();) {
       if (time_.spent()) report(missing);
@@ -61,7 +61,9 @@ class Departure {
     options.rank = static_cast<int>(std::find(staying_.begin(), staying_.end(), group_.rank()) - staying_.begin());
     options.prefix = place_;
     options.start_timeout = time_.left();
-    return make(options);
+    auto made = make(options);
+    group_.departed();
+    return made;
   }
 
  private:
@@ -111,8 +113,9 @@ std::shared_ptr<ProcessGroup> without(const std::shared_ptr<ProcessGroup>& group
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   check(*group, ranks);
   if (const auto parts = groups_of_round_robin(*group); !parts.empty()) {
+    const TimeBudget time(start_timeout);
     std::vector<std::shared_ptr<ProcessGroup>> made;
-    for (const auto& part : parts) made.push_back(without(part, ranks, start_timeout));
+    for (const auto& part : parts) made.push_back(without(part, ranks, time.left()));
     return make_round_robin_group(std::move(made));
   }
   if (auto* stored = dynamic_cast<StoredGroup*>(group.get())) return Departure(*stored, ranks, start_timeout).run();

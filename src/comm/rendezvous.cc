@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "base/clock.h"
 #include "comm/process_identity.h"
 
 namespace unisono {
@@ -20,7 +21,7 @@ class Joining {
         size_(size),
         prefix_(std::move(prefix)),
         timeout_(timeout),
-        deadline_(Clock::now() + timeout),
+        deadline_(deadline_after(timeout)),
         self_(ProcessIdentity::self()) {}
 
   std::string run() {

@@ -122,14 +122,17 @@ bool DataParallel::sync() const { return state_->reducer->sync(); }
 at::Tensor DataParallel::weight(const at::Tensor& mean_loss, double n) { return state_->reducer->weight(mean_loss, n); }
 void DataParallel::sync_grads() { state_->reducer->sync_grads(); }
 
-std::string DataParallel::digest() const {
+std::string DataParallel::digest(const std::vector<NamedTensor>& parameters,
+                                 const std::vector<NamedTensor>& buffers) const {
   finish_step();
-  return digest_of(state_->parameters, state_->buffers);
+  const auto& ignored = state_->options.parameters_and_buffers_to_ignore;
+  return digest_of(synchronised(parameters, ignored), synchronised(buffers, ignored));
 }
 
-bool DataParallel::replicas_identical() {
-  if (wants_buffers()) sync_state(state_->buffers);
-  const std::vector<std::string> all = gather_texts(digest(), *state_->group, "replica digest");
+bool DataParallel::replicas_identical(const std::vector<NamedTensor>& parameters,
+                                      const std::vector<NamedTensor>& buffers) {
+  if (wants_buffers()) sync_state(buffers);
+  const std::vector<std::string> all = gather_texts(digest(parameters, buffers), *state_->group, "replica digest");
   return std::all_of(all.begin(), all.end(), [&](const std::string& d) { return d == all[0]; });
 }
 

@@ -108,24 +108,31 @@ void DataParallel::follow(std::vector<NamedTensor> parameters, std::vector<Named
   s.buffers_at = -1;
 }
 
-void DataParallel::set_group(std::shared_ptr<ProcessGroup> group) {
+void DataParallel::set_group(std::shared_ptr<ProcessGroup> group, std::vector<NamedTensor> parameters,
+                             std::vector<NamedTensor> buffers) {
   if (!group) throw Error(ErrorCode::invalid_argument, "set_group: no group was given");
   State& s = *state_;
   try {
     s.reducer->finish_step();  // before values are compared and brought: none may be taken later
   } catch (const Error&) {     // why the old group failed
   }
+  parameters = synchronised(parameters, s.options.parameters_and_buffers_to_ignore);
+  buffers = synchronised(buffers, s.options.parameters_and_buffers_to_ignore);
   const int user = group->number_user();
-  require_same_model(describe_model(s.parameters, s.buffers, s.options), *group);
+  require_same_model(describe_model(parameters, buffers, s.options), *group);
+  require_reducible(parameters, /*frozen=*/true);
   if (s.options.init_sync) {
-    broadcast_state(s.parameters, 0, *group, "parameters");
-    broadcast_state(s.buffers, 0, *group, "buffers");
+    broadcast_state(parameters, 0, *group, "parameters");
+    broadcast_state(buffers, 0, *group, "buffers");
   }
-  for (const NamedTensor& p : s.parameters) {
+  for (const NamedTensor& p : parameters) {
     if (p.tensor.requires_grad()) p.tensor.mutable_grad().reset();
   }
+  s.parameters = std::move(parameters);
+  s.buffers = std::move(buffers);
   s.group = std::move(group);
   s.user = user;
+  s.buffer_sync->agree_on(s.buffers);
   s.wrap(0);
   s.buffers_at = s.options.init_sync ? 0 : -1;
 }

@@ -11,17 +11,22 @@ namespace unisono {
 
 ParameterAverager::ParameterAverager(std::vector<NamedTensor> parameters, std::shared_ptr<ProcessGroup> group,
                                      std::int64_t period, std::int64_t warmup)
-    : parameters_(std::move(parameters)), group_(std::move(group)), period_(period), warmup_(warmup) {
+    : group_(std::move(group)), period_(period), warmup_(warmup) {
   if (period < 1 || warmup < 0) {
     throw Error(ErrorCode::invalid_argument, "ParameterAverager: period is " + std::to_string(period) + ", warmup " +
                                                  std::to_string(warmup) + "; at least 1 and 0 are needed");
   }
-  for (const NamedTensor& p : parameters_) {
+  follow(std::move(parameters));
+}
+
+void ParameterAverager::follow(std::vector<NamedTensor> parameters) {
+  for (const NamedTensor& p : parameters) {
     if (!p.tensor.is_floating_point() && !p.tensor.is_complex()) {
       throw Error(ErrorCode::invalid_argument, "ParameterAverager: parameter '" + p.name + "' has dtype " +
                                                    at::toString(p.tensor.scalar_type()) + ", which has no mean");
     }
   }
+  parameters_ = std::move(parameters);
 }
 
 bool ParameterAverager::step() {
@@ -48,7 +53,7 @@ void ParameterAverager::average() {
   for (const BucketSpec& bucket : plan_buckets(specs, order, {cap, cap})) {
     std::vector<at::Tensor> flat;
     for (std::size_t i : bucket.members)
-      flat.push_back(real_view(parameters_[i].tensor.detach().contiguous()).flatten());
+      flat.push_back(real_view(parameters_[i].tensor.detach().resolve_conj().resolve_neg().contiguous()).flatten());
     at::Tensor packed = at::cat(flat);
     group_->all_reduce(buffer_of(packed, "parameters"), options).wait();
     std::int64_t at = 0;

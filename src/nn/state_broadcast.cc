@@ -10,7 +10,7 @@ namespace unisono {
 namespace {
 
 at::Tensor bytes_of(const at::Tensor& tensor) {
-  at::Tensor whole = tensor.contiguous();
+  at::Tensor whole = tensor.resolve_conj().resolve_neg().contiguous();
   return at::empty({0}, whole.options().dtype(at::kByte))
       .set_(whole.storage(), whole.storage_offset() * static_cast<std::int64_t>(whole.element_size()),
             {static_cast<std::int64_t>(whole.nbytes())}, {1});

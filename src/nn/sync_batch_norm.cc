@@ -211,8 +211,13 @@ at::Tensor sync_batch_norm(const at::Tensor& input, const at::Tensor& weight, co
 }
 
 SyncBatchNormImpl::SyncBatchNormImpl(const torch::nn::BatchNormOptions& options, std::shared_ptr<ProcessGroup> group)
-    : NormImplBase(options), group_(std::move(group)) {
-  if (!group_) throw Error(ErrorCode::invalid_argument, "SyncBatchNorm needs a process group; see unisono::init()");
+    : NormImplBase(options) {
+  set_group(std::move(group));
+}
+
+void SyncBatchNormImpl::set_group(std::shared_ptr<ProcessGroup> group) {
+  if (!group) throw Error(ErrorCode::invalid_argument, "SyncBatchNorm needs a process group; see unisono::init()");
+  group_ = std::move(group);
 }
 
 void SyncBatchNormImpl::_check_input_dim(const torch::Tensor& input) { check(input, *group_); }

@@ -80,6 +80,10 @@ void Reducer::set_update(Update update, StepInBackwardOptions options) {
   std::lock_guard lock(mutex_);
   drain();
   require_overlappable(options, launcher_.transforms());
+  if (options.max_norm && !(*options.max_norm >= 0)) {
+    throw Error(ErrorCode::invalid_argument, "max_norm is " + std::to_string(*options.max_norm) +
+                                                 "; gradients are clipped to a 2-norm of 0 or more");
+  }
   if (is_accumulating()) {
     throw Error(ErrorCode::invalid_argument,
                 "an optimizer is put into backward while gradients are being accumulated; do it before a step's first "

@@ -142,6 +142,36 @@ TEST(Regroup, AMissingRankIsNamedAndMayBeLeftOutNext) {
   });
 }
 
+// One is so late that the other has given up: both try again until they meet.
+TEST(Regroup, ThoseWhoTryAgainMeet) {
+  const auto store = std::make_shared<MemoryStore>();
+  std::promise<void> gave_up;
+  on_threads(2, [&](int rank) {
+    const auto group = make_group("shm", options_for(store, rank, 2));
+    if (rank == 0) {
+      error_of([&] { without(group, {}, 50ms); }, ErrorCode::timeout);
+      gave_up.set_value();
+    } else {
+      gave_up.get_future().wait();
+    }
+    EXPECT_EQ(sum(*without(group, {}, 30s), 1), 2);
+    EXPECT_EQ(sum(*without(group, {}, 30s), 1), 2);  // and once more, where both have made one
+  });
+}
+
+// A time that no clock can hold is none: it is not in the past.
+TEST(Regroup, WithoutALimit) {
+  const auto store = std::make_shared<MemoryStore>();
+  on_threads(2, [&](int rank) {
+    constexpr auto kNone = std::chrono::nanoseconds::max();
+    GroupOptions options = options_for(store, rank, 2);
+    options.timeout = options.start_timeout = kNone;
+    const auto group = make_group("shm", options);
+    EXPECT_EQ(sum(*group, 1), 2);
+    EXPECT_EQ(sum(*without(group, {}, kNone), 1), 2);
+  });
+}
+
 TEST(Regroup, WrongRanksAreRefused) {
   const auto store = std::make_shared<MemoryStore>();
   on_threads(2, [&](int rank) {

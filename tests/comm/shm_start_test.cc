@@ -111,6 +111,25 @@ TEST(ShmStart, ImpossibleSizeIsRefused) {
 }
 
 // Twenty jobs on one store, each killed in the middle: each starts past the keys of those before, and nothing is left.
+// One of two ranks that are threads gives up: the other must not look for its memory where it was.
+TEST(ShmStart, AThreadThatGivesUpIsAnErrorOfTheOther) {
+  for (int round = 0; round < 20; ++round) {
+    const auto store = std::make_shared<MemoryStore>();
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < 2; ++rank) {
+      ranks.emplace_back([&, rank] {
+        GroupOptions options{.rank = rank, .size = 2, .store = store, .timeout = std::chrono::seconds(60)};
+        options.start_timeout = rank == 0 ? std::chrono::nanoseconds(1) : std::chrono::nanoseconds(std::chrono::seconds(2));
+        try {
+          make_shm_group(options);
+        } catch (const Error&) {
+        }
+      });
+    }
+    for (auto& rank : ranks) rank.join();
+  }
+}
+
 TEST(ShmStart, KilledJobsLeaveNothing) {
   TemporaryFolder folder;
   FolderStore store(folder.path());

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <future>
+#include <memory>
 #include <thread>
 
 #include "comm/group_engine.h"
@@ -204,6 +206,48 @@ TEST(ShortCalls, WithLargeRecordsAndInBursts) {
       for (const double x : data[call]) ASSERT_EQ(x, 0.5);
     }
     EXPECT_EQ(starts, 0);
+  });
+}
+
+// A program's object that owns the group and the memory it reduces, and is let go of while the call is under way: the
+// issuer's own thread is the last that holds it.
+struct Trainer : std::enable_shared_from_this<Trainer> {
+  std::shared_ptr<ProcessGroup> group;
+  std::vector<float> gradient = std::vector<float>(100'000, 1);
+  std::promise<void>* gone = nullptr;
+  ~Trainer() {
+    group.reset();
+    gone->set_value();
+  }
+};
+
+TEST(IssuedGroup, MayBeLetGoOfByItsOwnThread) {
+  const auto store = std::make_shared<MemoryStore>();
+  std::vector<std::promise<void>> gone(2);
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      auto trainer = std::make_shared<Trainer>();
+      trainer->gone = &gone[static_cast<std::size_t>(rank)];
+      trainer->group = std::make_shared<IssuedGroup>(
+          make_group_engine(make_group("shm", {.rank = rank, .size = 2, .store = store})));
+      ProcessGroup& group = *trainer->group;
+      Buffer buffer{.data = trainer->gradient.data(), .count = trainer->gradient.size(), .owner = trainer};
+      trainer.reset();
+      group.all_reduce(std::move(buffer), {});
+    });
+  }
+  for (auto& rank : ranks) rank.join();
+  for (auto& end : gone) end.get_future().wait();
+}
+
+TEST(IssuedGroup, WithoutALimit) {
+  on_two_ranks([](ProcessGroup& group, std::atomic<int>&, std::atomic<int>&) {
+    std::vector<float> data(100'000, 1);
+    AllReduceOptions options;
+    options.timeout = std::chrono::nanoseconds::max();
+    group.all_reduce({data.data(), data.size(), Dtype::f32}, options).wait();
+    EXPECT_EQ(data[0], 2.0f);
   });
 }
 

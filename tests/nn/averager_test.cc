@@ -37,6 +37,17 @@ TEST(ParameterAverager, EveryPeriodAllDtypesAndLayouts) {
   });
 }
 
+TEST(ParameterAverager, FollowsOtherParameters) {
+  on_ranks(2, [](auto group) {
+    Mixed first, second;
+    ParameterAverager averager(named(first), group, 1);
+    for (const auto& p : named(second)) p.tensor.data().fill_(2.0 * group->rank());
+    averager.follow(named(second));
+    averager.step();
+    for (const auto& p : named(second)) EXPECT_TRUE(torch::equal(p.tensor, torch::ones_like(p.tensor))) << p.name;
+  });
+}
+
 TEST(ParameterAverager, RefusesWhatHasNoMean) {
   on_ranks(1, [](auto group) {
     EXPECT_THROW(ParameterAverager({}, group, 0), Error);

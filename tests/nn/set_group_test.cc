@@ -60,5 +60,44 @@ TEST(SetGroup, GoesOnAfterAFailure) {
   });
 }
 
+// A module on the stack, whose layers are walked all the same.
+struct Normed : torch::nn::Module {
+  explicit Normed(const std::shared_ptr<ProcessGroup>& group)
+      : layer(register_module("layer", torch::nn::Linear(4, 2))),
+        norm(register_module("norm", SyncBatchNorm(torch::nn::BatchNormOptions(2), group))) {}
+  torch::Tensor forward(const torch::Tensor& x) { return norm(layer(x)); }
+  torch::nn::Linear layer;
+  SyncBatchNorm norm;
+};
+
+TEST(SetGroup, LayersOverTheOldGroupGoAlong) {
+  on_ranks(3, [](auto group) {
+    Normed module(group);
+    DistributedDataParallel ddp(module, group);
+    if (group->rank() == 1) return group->abort(Error(ErrorCode::peer_lost, "rank 1 gives up"));
+    const auto rest = without(group, {1});
+    ddp.set_group(rest);
+    EXPECT_EQ(module.norm->group(), rest);
+    ddp(torch::randn({3, 4})).sum().backward();
+    EXPECT_TRUE(ddp.replicas_identical());
+  });
+}
+
+// What the module has now, not what it had when it was wrapped.
+TEST(SetGroup, BringsWhatTookAnothersPlace) {
+  on_ranks(2, [](auto group) {
+    torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 1));
+    DistributedDataParallel ddp(net, group);
+    ddp(torch::ones({1, 4})).sum().backward();
+    net->replace_module("1", torch::nn::Linear(4, 1));
+    const torch::NoGradGuard no_grad;
+    net->parameters()[2].fill_(group->rank() + 7.0);
+    EXPECT_FALSE(ddp.replicas_identical());
+    ddp.set_group(without(group, {}));
+    EXPECT_TRUE(same_bits(net->parameters()[2], torch::full({1, 4}, 7.0)));
+    EXPECT_TRUE(ddp.replicas_identical());
+  });
+}
+
 }  // namespace
 }  // namespace unisono

@@ -253,3 +253,9 @@ def test_bad_tensors():
     with pytest.raises(unisono.InvalidArgumentError, match="unknown reduce op 'median'"):
         group.all_reduce(torch.ones(4), op="median")
     group.all_reduce(torch.ones(4)).wait()
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e300, -1.0, 0.0])
+def test_a_timeout_that_is_none(on_ranks, seconds):
+    raised, = on_ranks(1, outcome_of, unisono.init, "serial", -1, -1, seconds, group=False)
+    assert raised.type == "InvalidArgumentError" and "it must be above 0 and below 1e9" in raised.message

@@ -232,9 +232,51 @@ def test_trace_merge(unisono_command, tmp_path):
     out = tmp_path / "all.json"
     result = unisono_command("trace", "merge", out, tmp_path / "a.json", tmp_path / "b.json")
     assert result.returncode == 0, result.stderr
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert out.stat().st_mode == plain.stat().st_mode
+    plain.unlink()
     assert json.loads(out.read_text()) == {"traceEvents": [{"pid": 0}, {"pid": 1}]}
     (tmp_path / "b.json").write_text("{")
     result = unisono_command("trace", "merge", out, tmp_path / "a.json", tmp_path / "b.json")
     assert result.returncode == 1
     assert "b.json is not a Chrome trace" in result.stderr
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_what_follows_the_program_is_the_programs(unisono_command):
+    for args in (["echo", "--", "-x"], ["--", "echo", "--", "-x"]):
+        result = unisono_command("run", "-n", 1, *args)
+        assert (result.returncode, result.stdout) == (0, "[0] -- -x\n")
+    result = unisono_command("run", "-n", 1)
+    assert result.returncode == 2 and "which program" in result.stderr
+
+
+def test_a_time_limit_beyond_what_the_system_waits_at_once(unisono_command):
+    assert unisono_command("run", "-n", 1, "--timeout", 3e6, "true").returncode == 0
+
+
+def test_the_time_limit_holds_when_nobody_reads_the_output(tmp_path):
+    reader, writer = os.pipe()
+    launcher = subprocess.Popen([sys.executable, "-m", "unisono", "run", "-n", "1", "--timeout", "2", "yes"], stdout=writer,
+                                stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+    os.close(writer)
+    try:
+        _, errors = launcher.communicate(timeout=LIMIT_S)
+        assert launcher.returncode == 124
+        assert "time limit of 2 s" in errors
+    finally:
+        launcher.kill()
+        os.close(reader)
+
+
+def test_a_closed_output_goes_nowhere(tmp_path):
+    command = f"{sys.executable} -m unisono run -n 1 {script(tmp_path, 'print(1)')} >&-"
+    done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, stdin=subprocess.DEVNULL)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_failed_worker_leaves_no_children(unisono_command):
+    result = unisono_command("run", "-n", 1, "bash", "-c", "sleep 600 >/dev/null 2>&1 & echo pid $!; exit 3")
+    assert result.returncode == 3
+    assert wait_until_gone([int(result.stdout.split()[-1])], 10) == []

@@ -139,3 +139,24 @@ def test_an_optimizer_that_fails(on_ranks):
     for kind, message in on_ranks(2, failing):
         assert kind == "RuntimeError"
         assert "had enough" in message
+
+
+def with_a_tensor_for_a_rate(group):
+    """Schedulers write into such a rate where they assign to a number."""
+    out = []
+    for overlap in (True, False):
+        ddp = DistributedDataParallel(net(), process_group=group, bucket_cap_mb=0)
+        optimizer = torch.optim.SGD(ddp.module.parameters(), lr=torch.tensor(0.1), foreach=False)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        ddp.step_in_backward(optimizer, overlap_forward=overlap)
+        torch.manual_seed(group.rank())
+        for batch in torch.randn(4, 5, 6):
+            ddp(batch).pow(2).mean().backward()
+            schedule.step()
+        out.append((ddp.digest(), optimizer.param_groups[0]["lr"].item()))
+    return out
+
+
+def test_a_learning_rate_that_is_a_tensor(on_ranks):
+    for overlapped, inside in on_ranks(2, with_a_tensor_for_a_rate):
+        assert overlapped == inside

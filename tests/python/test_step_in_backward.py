@@ -345,3 +345,47 @@ def test_what_reaches_all_parameters_is_refused_by_name(on_ranks):
         assert "Around keeps an optimizer in its attribute 'inside'" in around
         assert "Listed keeps parameters in its attribute 'every'" in listed
         assert "SGD has a step() of its own on the object" in patched and patched == scheduled
+
+
+def with_other_groups(group, overlap):
+    """A layer is unfrozen and given to the optimizer, a new head takes the old one's place, the first group goes."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 4))
+    model[0].requires_grad_(False)
+    ddp = DistributedDataParallel(model, process_group=group)
+    optimizer = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    optimizer.add_param_group({"params": list(model[2].parameters())})
+    ddp.step_in_backward(optimizer, overlap_forward=overlap)
+
+    def moves():
+        before = [p.clone() for p in model.parameters()]
+        ddp(torch.randn(3, 6)).pow(2).sum().backward()
+        ddp.finish_step()
+        return [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)][::2]
+
+    out = [moves()]
+    model[0].requires_grad_(True)
+    optimizer.add_param_group({"params": list(model[0].parameters())})
+    out.append(moves())
+    model[2] = nn.Linear(6, 4)
+    optimizer.param_groups[1]["params"] = list(model[2].parameters())
+    out.append(moves())
+    del optimizer.param_groups[0]
+    out.append(moves())
+    return out, ddp.replicas_identical()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_groups_that_come_and_go(on_ranks, overlap):
+    expected = [[False, True, True], [True, True, True], [True, True, True], [True, False, True]]
+    assert on_ranks(2, with_other_groups, overlap) == [(expected, True)] * 2
+
+
+def clipped_to(group, max_norm):
+    model = net()
+    ddp = DistributedDataParallel(model, process_group=group)
+    return outcome_of(lambda: ddp.step_in_backward(torch.optim.SGD(model.parameters(), lr=0.1), max_norm=max_norm))
+
+
+@pytest.mark.parametrize("max_norm", [-1.0, float("nan")])
+def test_a_norm_that_is_none(on_ranks, max_norm):
+    assert "max_norm is" in on_ranks(1, clipped_to, max_norm)[0].message

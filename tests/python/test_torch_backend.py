@@ -290,3 +290,49 @@ def test_ranks_with_another_secret_or_job_do_not_meet(on_ranks, variable, part):
     for raised, missing in zip(strangers, (1, 0), strict=True):
         assert raised.type == "TimeoutError" and f"missing rank {missing}" in raised.message and variable in raised.message, raised
         assert "three" not in raised.message and "four" not in raised.message
+
+
+def multiplied_by_a_third():
+    with torch_group("unisono"):
+        value = torch.ones(3, dtype=torch.float64)
+        dist.all_reduce(value, op=dist._make_nccl_premul_sum(1 / 3))
+        return value.tolist()
+
+
+def test_a_factor_has_all_bits_of_a_double(on_ranks):
+    assert on_ranks(2, multiplied_by_a_third, group=False) == [[2 / 3] * 3] * 2
+
+
+def with_other_roots(call):
+    with torch_group("unisono") as world:
+        rank, x = world.rank(), torch.ones(2)
+        blocks = [torch.zeros(2), torch.zeros(2)]
+        return outcome_of({
+            "reduce": lambda: dist.reduce(x, rank),
+            "gather": lambda: dist.gather(x, blocks, dst=rank),
+            "reduce and all_reduce": lambda: dist.reduce(x, 0) if rank else dist.all_reduce(x),
+            "gather and all_gather": lambda: dist.gather(x, None, dst=0) if rank else dist.all_gather(blocks, x),
+            "scatter and broadcast": lambda: dist.scatter(x, None, src=0) if rank else dist.broadcast(torch.ones(4), 0),
+        }[call])
+
+
+@pytest.mark.parametrize("call, sides", [
+    ("reduce", ["reduce to rank 0", "reduce to rank 1"]), ("gather", ["gather to rank 0", "gather to rank 1"]),
+    ("reduce and all_reduce", ["reduce to rank 0"]), ("gather and all_gather", ["gather to rank 0"]),
+    ("scatter and broadcast", ["scatter"])])
+def test_ranks_that_mean_other_operations(on_ranks, call, sides):
+    for raised in on_ranks(2, with_other_roots, call, group=False):
+        assert raised.type == "DistBackendError" or "MismatchError" in (raised.type, *raised.bases), raised
+        assert all(side in raised.message for side in sides), raised.message
+
+
+def gathered_in_another_layout():
+    with torch_group("unisono") as world:
+        mine = torch.arange(6.0).view(2, 3).t() if world.rank() == 0 else torch.arange(3.0)
+        out = [torch.zeros(6), torch.zeros(3)]
+        dist.all_gather(out, mine)
+        return [t.tolist() for t in out]
+
+
+def test_all_gather_of_a_strided_tensor_to_outputs_of_other_sizes(on_ranks):
+    assert on_ranks(2, gathered_in_another_layout, group=False) == [[[0.0, 3.0, 1.0, 4.0, 2.0, 5.0], [0.0, 1.0, 2.0]]] * 2

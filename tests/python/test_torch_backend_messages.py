@@ -284,3 +284,31 @@ def test_split_sizes_on_one_rank_only_are_named(on_ranks):
     """By the collective that one of them waits in, or by the message that the other waits for, whichever is due first."""
     for outcome in on_ranks(2, splits_on_one_rank, group=False):
         assert "all_to_all" in outcome.message and "rank 0" in outcome.message, outcome.message
+
+
+def in_a_world_of_one():
+    with torch_group("unisono"):
+        out, blocks = torch.zeros(3), [torch.zeros(2)]
+        dist.all_to_all_single(out, torch.arange(3.0), [3], [3])
+        dist.all_to_all(blocks, [torch.ones(2)])
+        return out.tolist(), blocks[0].tolist()
+
+
+def test_all_to_all_in_a_world_of_one(on_ranks):
+    assert on_ranks(1, in_a_world_of_one, group=False) == [([0.0, 1.0, 2.0], [1.0, 1.0])]
+
+
+def wrong_size_put_aside():
+    """The message has come, and waits behind another, when a receive of another size is made."""
+    with torch_group("unisono") as world:
+        if world.rank() == 0:
+            dist.send(torch.ones(2), 1, tag=1)
+            dist.send(torch.ones(1), 1, tag=2)
+            return outcome_of(dist.recv, torch.zeros(1), 1, tag=3)
+        dist.recv(torch.zeros(1), 0, tag=2)
+        return outcome_of(dist.recv, torch.zeros(3), 0, tag=1)
+
+
+def test_a_receive_of_another_size_than_what_was_put_aside(on_ranks):
+    for raised in on_ranks(2, wrong_size_put_aside, group=False):
+        assert "receive of 3 f32 from rank 0, tag 1: rank 0 sent 2 f32" in raised.message

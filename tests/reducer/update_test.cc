@@ -175,5 +175,36 @@ TEST(StepInBackward, RefusedWhereItCannotBeRight) {
   });
 }
 
+struct WithHead : torch::nn::Module {
+  torch::nn::Linear body = register_module("body", torch::nn::Linear(6, 6));
+  torch::nn::Linear head = register_module("head", torch::nn::Linear(6, 2));
+  Tensor forward(const Tensor& x) { return head(body(x)); }
+};
+
+// An optimizer is its parameter's, not its name's.
+TEST(StepInBackward, AReplacedLayerIsStepped) {
+  on_ranks(2, [](auto group) {
+    auto model = std::make_shared<WithHead>();
+    DistributedDataParallel ddp(model, group);
+    ddp.step_in_backward(sgd);
+    ddp(inputs(group->rank(), 0)).sum().backward();
+    model->head = model->replace_module("head", torch::nn::Linear(6, 2));
+    ddp(inputs(group->rank(), 1)).sum().backward();
+    const Tensor before = model->head->weight.detach().clone();
+    ddp(inputs(group->rank(), 2)).sum().backward();
+    EXPECT_FALSE(torch::equal(before, model->head->weight));
+    EXPECT_TRUE(ddp.replicas_identical());
+  });
+}
+
+TEST(StepInBackward, ANormThatIsNoneIsRefused) {
+  on_ranks(1, [](auto group) {
+    auto model = net();
+    DistributedDataParallel ddp(model, group);
+    EXPECT_THROW(ddp.step_in_backward(sgd, {.max_norm = -1.0}), Error);
+    EXPECT_THROW(ddp.step_in_backward(sgd, {.max_norm = NAN}), Error);
+  });
+}
+
 }  // namespace
 }  // namespace unisono

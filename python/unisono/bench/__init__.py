@@ -30,7 +30,7 @@ def build_parser() -> argparse.ArgumentParser:
     hosts.add_argument("--rate", default="1gbit", metavar="R", help="of each host's link, as tc takes it (1gbit)")
 
     backend = kinds.add_parser("torch-backend", parents=[common], help="stock torch.distributed programs on the backend")
-    backend.add_argument("--ranks", type=_numbers, default=[2], metavar="N,N", help="(2)")
+    backend.add_argument("--ranks", type=_worlds, default=[2], metavar="N,N", help="(2)")
     backend.add_argument("--rounds", type=_positive, metavar="N", help="bursts of each call (25)")
 
     robin = kinds.add_parser("round-robin", parents=[common], help="one Gloo group against several in turn")
@@ -54,6 +54,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _numbers(text: str) -> list[int]:
     return [_positive(part) for part in text.split(",")]
+
+
+def _worlds(text: str) -> list[int]:
+    sizes = _numbers(text)
+    if min(sizes) < 2:
+        raise argparse.ArgumentTypeError(f"{text}: at least 2 ranks, or nothing travels")
+    return sizes
 
 
 def _positive(text: str) -> int:

@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <utility>
 
+#include "base/clock.h"
 #include "comm/c10d/first_line.h"
 #include "comm/c10d/store_for_torch.h"
 
@@ -41,7 +42,7 @@ class C10dStore final : public Store {
   // Asked again and again rather than waited for: a TCPStore prints two warnings for every wait that times out, and
   // start-up waits in short turns to notice ranks that were claimed twice.
   bool appears(const std::string& key, std::chrono::nanoseconds timeout) {
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    const auto deadline = deadline_after(timeout);
     for (auto pause = std::chrono::milliseconds(1); !store_->check({key}); pause = std::min(2 * pause, kLongestPause)) {
       if (std::chrono::steady_clock::now() >= deadline) return false;
       std::this_thread::sleep_for(pause);

@@ -7,6 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "base/clock.h"
+
 namespace unisono {
 namespace {
 
@@ -47,7 +49,7 @@ class StoreOverOurs final : public c10d::Store {
 
   void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
   void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override {
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    const auto deadline = deadline_after(timeout);
     for (const auto& key : keys)
       await(key, std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()));
   }
@@ -64,7 +66,7 @@ class StoreOverOurs final : public c10d::Store {
   }
 
   std::string await(const std::string& key, std::chrono::milliseconds timeout) {
-    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    const auto deadline = deadline_after(timeout);
     for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, kLongestPause)) {
       if (auto value = look(key)) return *std::move(value);
       if (std::chrono::steady_clock::now() >= deadline)

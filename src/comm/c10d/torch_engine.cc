@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/time_budget.h"
 #include "comm/c10d/engine.h"
 #include "comm/c10d/first_line.h"
@@ -18,7 +19,7 @@ namespace unisono {
 namespace {
 
 std::chrono::milliseconds whole(std::chrono::nanoseconds time) {
-  return std::max(std::chrono::ceil<std::chrono::milliseconds>(time), std::chrono::milliseconds(1));
+  return std::max(std::chrono::ceil<std::chrono::milliseconds>(bounded(time)), std::chrono::milliseconds(1));
 }
 
 EngineStart meet(const GroupOptions& options) {

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <thread>
 
+#include "base/clock.h"
+
 namespace unisono {
 namespace {
 
@@ -30,7 +32,7 @@ std::vector<std::uint8_t> gather(Engine& engine, const void* block, std::size_t 
 }  // namespace
 
 std::vector<std::string> exchange_texts(Engine& engine, const std::string& text, std::chrono::nanoseconds timeout) {
-  const auto deadline = Clock::now() + timeout;
+  const auto deadline = deadline_after(timeout);
   const std::uint64_t own = text.size();
   const auto sizes = gather(engine, &own, sizeof own, deadline);
   std::vector<std::uint64_t> lengths(sizes.size() / sizeof own);

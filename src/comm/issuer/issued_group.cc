@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <utility>
 
+#include "base/clock.h"
 #include "comm/arguments.h"
 
 namespace unisono {
@@ -22,16 +24,26 @@ std::shared_ptr<void> zeroed_pages(std::size_t bytes) {
 
 IssuedGroup::IssuedGroup(std::unique_ptr<Engine> engine)
     : ProcessGroup(engine->info().rank, engine->info().size, engine->info().name, engine->info().timeout),
-      issuer_(std::move(engine), [this](const IssuedCall& call) {
-        return describe_call(*this, to_string(call.header.operation), call.header.sequence, call.tag);
-      }) {}
+      issuer_(std::make_unique<Issuer>(
+          std::move(engine), [name = name(), rank = rank(), size = size()](const IssuedCall& call) {
+            return describe_call(Member{name, rank, size}, to_string(call.header.operation), call.header.sequence, call.tag);
+          })) {}
+
+IssuedGroup::~IssuedGroup() {
+  if (mark_.forked()) {
+    issuer_.release();  // leaked on purpose
+  } else if (issuer_->is_this_thread()) {
+    std::thread([issuer = std::move(issuer_)]() mutable { issuer.reset(); }).detach();
+  }
+}
 
 Device::Kind IssuedGroup::served(const Buffer& buffer) const {
-  if (issuer_.engine().serves(buffer.device.kind)) return buffer.device.kind;
+  if (issuer_->engine().serves(buffer.device.kind)) return buffer.device.kind;
   return buffer.device.kind == Device::Kind::cpu ? Device::Kind::cuda : Device::Kind::cpu;
 }
 
 Work IssuedGroup::submit(DataCall data, std::size_t count, const CallOptions& options, int divide_by_sum) {
+  check_not_forked(*this, mark_);
   auto call = std::make_shared<IssuedCall>();
   call->header.operation = data.operation;
   call->header.count = count;
@@ -48,11 +60,11 @@ Work IssuedGroup::submit(DataCall data, std::size_t count, const CallOptions& op
   if (options.tag.what) std::strncpy(call->header.what.data(), options.tag.what, call->header.what.size() - 1);
   call->record = options.control;
   call->tag = options.tag;
-  call->timeout = options.timeout.count() > 0 ? options.timeout : timeout();
-  call->deadline = IssuedCall::Clock::now() + call->timeout;
-  call->inputs_ready = issuer_.engine().fence(data.out.device);
+  call->timeout = bounded(options.timeout.count() > 0 ? options.timeout : timeout());
+  call->deadline = deadline_after(call->timeout);
+  call->inputs_ready = issuer_->engine().fence(data.out.device);
   call->data = std::move(data);
-  issuer_.submit(call);
+  issuer_->submit(call);
   return Work(std::move(call));
 }
 
@@ -109,6 +121,6 @@ Buffer IssuedGroup::allocate(std::size_t bytes) {
   return {memory.get(), bytes, Dtype::u8, {}, memory};
 }
 
-void IssuedGroup::abort(const Error& cause) { issuer_.poison(cause); }
+void IssuedGroup::abort(const Error& cause) { issuer_->poison(cause); }
 
 }  // namespace unisono

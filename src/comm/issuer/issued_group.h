@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "base/fork.h"
 #include "comm/issuer/issuer.h"
 
 namespace unisono {
@@ -12,6 +13,9 @@ namespace unisono {
 class IssuedGroup final : public ProcessGroup {
  public:
   explicit IssuedGroup(std::unique_ptr<Engine> engine);
+  /// *Blocks* as `~Issuer`, but where the issuer's own thread lets go of the group, and in a forked child, whose threads
+  /// these are not.
+  ~IssuedGroup() override;
 
   Work all_reduce(Buffer data, const AllReduceOptions& options) override;
   Work broadcast(Buffer data, int root, const CallOptions& options) override;
@@ -26,7 +30,8 @@ class IssuedGroup final : public ProcessGroup {
   Device::Kind served(const Buffer& buffer) const;
   Work submit(DataCall data, std::size_t count, const CallOptions& options, int divide_by_sum = -1);
 
-  Issuer issuer_;
+  std::unique_ptr<Issuer> issuer_;
+  ForkMark mark_;
 };
 
 }  // namespace unisono

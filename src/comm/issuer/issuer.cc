@@ -136,16 +136,18 @@ bool Issuer::begin_something(const IssuedCall*& current) {
     current = agreed_.front().get();
     if (!know_record(*agreed_.front())) return false;
     place(agreed_.front());
+    current = nullptr;
     agreed_.pop_front();
-    if (agreed_.empty()) serve();
+    if (agreed_.empty()) serve(current);
     return true;
   }
   if (exchange_) {
     current = subject_.get();
     if (!ended(*current, *exchange_)) return false;
     read_headers();
+    current = nullptr;
     subject_.reset();  // it would keep the call's memory
-    if (agreed_.empty()) serve();
+    if (agreed_.empty()) serve(current);
     return true;
   }
   if (waiting_.empty() && following_.empty() && !order_.wants_word()) return false;

@@ -41,6 +41,8 @@ class Issuer {
   /// Numbers the call and queues it. *Throws* the first cause when the group is poisoned.
   void submit(const std::shared_ptr<IssuedCall>& call);
   void poison(const Error& cause);
+  /// Whether the caller is the thread itself: letting go of a call's buffers may run anybody's code.
+  bool is_this_thread() const { return thread_.get_id() == std::this_thread::get_id(); }
 
  private:
   using CallPtr = std::shared_ptr<IssuedCall>;
@@ -71,7 +73,7 @@ class Issuer {
   void finish(IssuedCall& call);
   bool know_record(IssuedCall& call);
   void place(const CallPtr& call);
-  void serve();
+  void serve(const IssuedCall*& current);
   void start_data(const CallPtr& call);
   void start_one(const CallPtr& call);
   bool second_half();

@@ -37,10 +37,12 @@ void Issuer::place(const CallPtr& call) {
   }
 }
 
-void Issuer::serve() {
+void Issuer::serve(const IssuedCall*& current) {
   while (const auto sequence = order_.next()) {
     const auto turn = held_.find(*sequence);
+    current = turn->second.get();
     start_data(turn->second);
+    current = nullptr;
     held_.erase(turn);
   }
 }

@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/clock.h"
 #include "comm/issuer/exchange_texts.h"
 #include "comm/reduce_kernels.h"
 
@@ -45,7 +46,7 @@ std::size_t slice_of(std::size_t count, std::size_t ranks) { return (count + ran
 
 MpiCommunicator::MpiCommunicator(MpiLibrary& library, MpiHandle parent, std::chrono::nanoseconds timeout)
     : library_(library) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  const auto deadline = deadline_after(timeout);
   MpiTransfer copy(library, "MPI_Comm_idup", sizeof(MpiHandle));
   auto* handle = reinterpret_cast<MpiHandle*>(copy.data());
   copy.start([&](const MpiShim& mpi, MpiHandle* request) { return mpi.duplicate(parent, handle, request); });

@@ -3,7 +3,7 @@
 namespace unisono::shm {
 
 Allocation::~Allocation() {
-  if (!registry) return;
+  if (!registry || mark.forked()) return;
   registry->forget(*this);
   own().give_back();  // peers may still map it, but nobody can use it any more
 }

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/fork.h"
 #include "comm/shm/mapping.h"
 
 namespace unisono::shm {
@@ -18,6 +19,7 @@ struct Allocation {
   int rank = 0;
   std::vector<std::shared_ptr<Mapping>> copies;  ///< one per rank
   std::shared_ptr<Allocations> registry;
+  ForkMark mark = {};  ///< a forked child that lets go of it leaves the memory to the rank
 
   Mapping& own() const { return *copies[static_cast<std::size_t>(rank)]; }
   ~Allocation();

@@ -28,11 +28,10 @@ struct Card {
   int control_fd = -1;
   int staging_fd = -1;
   int inbox_fd = -1;
-  // Addresses of std::shared_ptr<Mapping>, for ranks that are threads of one process; they live until all have
-  // attached.
-  std::uintptr_t control = 0;
-  std::uintptr_t staging = 0;
-  std::uintptr_t inbox = 0;
+  // Mapping::id(), for ranks that are threads of one process.
+  std::uint64_t control = 0;
+  std::uint64_t staging = 0;
+  std::uint64_t inbox = 0;
 };
 
 std::string write(const Card& c) {
@@ -60,7 +59,7 @@ class Bootstrap {
  public:
   explicit Bootstrap(const GroupOptions& options)
       : options_(options),
-        deadline_ns_(now_ns() + options.start_timeout.count()),
+        deadline_ns_(now_ns() + bounded(options.start_timeout).count()),
         cards_(static_cast<std::size_t>(options.size)) {}
 
   Attachment run() {
@@ -112,16 +111,16 @@ class Bootstrap {
       head->size = static_cast<std::uint32_t>(options_.size);
       head->magic = kMagic;
       mine_.control_fd = control_->fd();
-      mine_.control = reinterpret_cast<std::uintptr_t>(&control_);
+      mine_.control = control_->id();
     }
     staging_ = Mapping::create(kStagingBytes);
     mine_.staging_fd = staging_->fd();
-    mine_.staging = reinterpret_cast<std::uintptr_t>(&staging_);
+    mine_.staging = staging_->id();
     inbox_ = Mapping::create(Inbox::bytes(options_.size));
     if (!inbox_->reserve(Inbox::front_bytes(options_.size)))
       throw Error(ErrorCode::invalid_argument, here() + "no memory is left for the inbox");
     mine_.inbox_fd = inbox_->fd();
-    mine_.inbox = reinterpret_cast<std::uintptr_t>(&inbox_);
+    mine_.inbox = inbox_->id();
   }
 
   // Looks at the card of `rank`, waiting at most `patience` for it. Throws when it tells of a failure.
@@ -171,9 +170,11 @@ class Bootstrap {
                                         " ms. Look there for an error.");
   }
 
-  std::shared_ptr<Mapping> map_one(const Card& c, std::uintptr_t address, int fd, std::size_t bytes) const {
-    if (c.process == mine_.process) return *reinterpret_cast<std::shared_ptr<Mapping>*>(address);
-    return Mapping::open(c.process, fd, bytes);
+  std::shared_ptr<Mapping> map_one(const Card& c, std::uint64_t id, int fd, std::size_t bytes) const {
+    if (!(c.process == mine_.process)) return Mapping::open(c.process, fd, bytes);
+    if (auto mapping = Mapping::find(id)) return mapping;
+    throw Error(ErrorCode::peer_lost, here() + "a rank that is a thread of this process gave up while the ranks were "
+                                               "starting. Look for its error");
   }
 
   Attachment map_all() {

@@ -21,7 +21,7 @@ class Engine;
 /// What ranks tell each other while they allocate; rides where the control record would.
 struct AllocationCard {
   std::uint64_t room = 0;
-  std::uint64_t mapping = 0;  ///< address of a std::shared_ptr<Mapping>, for ranks of one process
+  std::uint64_t mapping = 0;  ///< Mapping::id(), for ranks of one process
   std::int32_t fd = -1;
   std::int32_t failed = 0;
   char text[400] = {};

@@ -51,8 +51,7 @@ Engine::Engine(std::string name, int rank, Attachment attachment, bool eager)
 std::shared_ptr<Call> Engine::issue(Request request) {
   auto call = std::make_shared<Call>(shared_from_this(), std::move(request));
   call->issued_ns_ = now_ns();
-  const std::int64_t timeout = call->request_.options.timeout.count();
-  call->deadline_ns_ = timeout > INT64_MAX - call->issued_ns_ ? INT64_MAX : call->issued_ns_ + timeout;
+  call->deadline_ns_ = call->issued_ns_ + bounded(call->request_.options.timeout).count();
   Lock lock(mutex_);
   throw_if_failed();
   call->sequence_ = next_++;

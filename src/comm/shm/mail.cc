@@ -16,7 +16,7 @@ Mail::Mail(std::shared_ptr<Mailbox> mailbox, Direction direction, Buffer data, i
       peer_(peer),
       tag_(tag),
       issued_ns_(now_ns()) {
-  deadline_ns_ = timeout.count() > INT64_MAX - issued_ns_ ? INT64_MAX : issued_ns_ + timeout.count();
+  deadline_ns_ = issued_ns_ + bounded(timeout).count();
 }
 
 bool Mail::poll() {

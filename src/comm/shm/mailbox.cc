@@ -59,8 +59,13 @@ std::shared_ptr<Mail> Mailbox::submit(const MailPtr& mail) {
   ++pending_;
   if (mail->direction_ == Mail::Direction::send) {
     outgoing_[static_cast<std::size_t>(mail->peer_)].push_back(mail);
-  } else if (!take_from_aside(mail)) {
+  } else {
     receives_.push_back(mail);
+    try {
+      take_from_aside(mail);
+    } catch (const Error& error) {
+      fail(error);
+    }
   }
   advance();
   if (pending_ > 0) {

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <string>
 
 #ifndef MADV_POPULATE_WRITE
@@ -26,7 +28,39 @@ std::byte* map_shared(int fd, std::size_t bytes) {
   throw Error(ErrorCode::internal, "shared memory: " + what + ": " + std::strerror(error));
 }
 
+// What this process has created, for those of its threads that are other ranks.
+class Created {
+ public:
+  std::uint64_t add(const std::shared_ptr<Mapping>& mapping) {
+    const std::lock_guard lock(mutex_);
+    by_id_[++last_] = mapping;
+    return last_;
+  }
+  void forget(std::uint64_t id) {
+    const std::lock_guard lock(mutex_);
+    by_id_.erase(id);
+  }
+  std::shared_ptr<Mapping> find(std::uint64_t id) {
+    const std::lock_guard lock(mutex_);
+    const auto found = by_id_.find(id);
+    return found == by_id_.end() ? nullptr : found->second.lock();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::uint64_t, std::weak_ptr<Mapping>> by_id_;
+  std::uint64_t last_ = 0;
+};
+
+// Never destroyed: memory may be let go of by a thread while the process ends.
+Created& created() {
+  static auto* const here = new Created;
+  return *here;
+}
+
 }  // namespace
+
+std::shared_ptr<Mapping> Mapping::find(std::uint64_t id) { return created().find(id); }
 
 std::shared_ptr<Mapping> Mapping::create(std::size_t bytes) {
   bytes = std::max<std::size_t>(bytes, 1);
@@ -43,7 +77,9 @@ std::shared_ptr<Mapping> Mapping::create(std::size_t bytes) {
     close(fd);
     fail("mapping " + std::to_string(bytes) + " bytes", error);
   }
-  return std::shared_ptr<Mapping>(new Mapping(data, bytes, fd));
+  std::shared_ptr<Mapping> made(new Mapping(data, bytes, fd));
+  made->id_ = created().add(made);
+  return made;
 }
 
 std::shared_ptr<Mapping> Mapping::open(const ProcessIdentity& process, int fd, std::size_t bytes) {
@@ -65,6 +101,7 @@ std::shared_ptr<Mapping> Mapping::open(const ProcessIdentity& process, int fd, s
 }
 
 Mapping::~Mapping() {
+  if (id_ != 0) created().forget(id_);
   munmap(data_, bytes_);
   close_descriptor();
 }

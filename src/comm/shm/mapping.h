@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "comm/process_identity.h"
@@ -15,6 +16,8 @@ class Mapping {
   static std::shared_ptr<Mapping> create(std::size_t bytes);
   /// The memory behind descriptor `fd` of another process. *Throws* `internal` saying what to do.
   static std::shared_ptr<Mapping> open(const ProcessIdentity& process, int fd, std::size_t bytes);
+  /// The memory that another rank of this process has created, by its `id()`; null when it is gone.
+  static std::shared_ptr<Mapping> find(std::uint64_t id);
   ~Mapping();
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
@@ -22,6 +25,8 @@ class Mapping {
   std::byte* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
   int fd() const { return fd_; }
+  /// Its number in this process; 0: created by another.
+  std::uint64_t id() const { return id_; }
 
   /// Makes pages exist (all, or the first `bytes`), so that later use cannot fail. False when there is no memory.
   bool reserve();
@@ -44,6 +49,7 @@ class Mapping {
   std::byte* data_;
   std::size_t bytes_;
   int fd_;
+  std::uint64_t id_ = 0;
 };
 
 }  // namespace unisono::shm

@@ -30,7 +30,13 @@ class ShmGroup final : public StoredGroup, public PointToPoint {
   ShmGroup(const GroupOptions& options, const std::string& place, std::shared_ptr<shm::Engine> engine,
            std::shared_ptr<shm::Mailbox> mailbox)
       : StoredGroup(options, "shm", place), engine_(std::move(engine)), mailbox_(std::move(mailbox)) {}
+  // A forked child leaves the group to its parent: it leaks what it has, whose threads and locks are not its own.
   ~ShmGroup() override {
+    if (mark_.forked()) {
+      new auto(std::move(engine_));
+      new auto(std::move(mailbox_));
+      return;
+    }
     mailbox_->close();
     engine_->close();
   }
@@ -76,7 +82,9 @@ class ShmGroup final : public StoredGroup, public PointToPoint {
 
   Buffer allocate(std::size_t bytes) override;
 
-  void abort(const Error& cause) override { engine_->abort(cause); }
+  void abort(const Error& cause) override {
+    if (!mark_.forked()) engine_->abort(cause);
+  }
   std::vector<int> lost() const override { return engine_->lost(); }
 
   std::shared_ptr<Message> send(Buffer data, int to, std::int64_t tag, std::chrono::nanoseconds timeout) override {
@@ -96,10 +104,14 @@ class ShmGroup final : public StoredGroup, public PointToPoint {
   }
   std::shared_ptr<Message> post(Mail::Direction direction, Buffer data, int peer, std::int64_t tag,
                                 std::chrono::nanoseconds limit) {
+    check_not_forked(*this, mark_);
     if (limit.count() == 0) limit = timeout();
     return mailbox_->submit(std::make_shared<Mail>(mailbox_, direction, std::move(data), peer, tag, limit));
   }
-  Work issue(Request request) { return Work(engine_->issue(std::move(request))); }
+  Work issue(Request request) {
+    check_not_forked(*this, mark_);
+    return Work(engine_->issue(std::move(request)));
+  }
 
   std::vector<AllocationCard> exchange(std::size_t bytes, const AllocationCard& card);
   void check_room(std::size_t bytes);
@@ -108,6 +120,7 @@ class ShmGroup final : public StoredGroup, public PointToPoint {
 
   std::shared_ptr<shm::Engine> engine_;
   std::shared_ptr<shm::Mailbox> mailbox_;
+  ForkMark mark_;
 };
 
 void set_text(AllocationCard& card, const std::string& text) {
@@ -115,6 +128,7 @@ void set_text(AllocationCard& card, const std::string& text) {
 }
 
 std::vector<AllocationCard> ShmGroup::exchange(std::size_t bytes, const AllocationCard& card) {
+  check_not_forked(*this, mark_);
   auto call = engine_->issue({Operation::allocate, {}, {}, bytes, ReduceOp::sum, -1, 0, with_deadline({}), card});
   call->wait();
   if (auto error = call->error()) std::rethrow_exception(error);
@@ -159,7 +173,7 @@ Buffer ShmGroup::allocate(std::size_t bytes) {
       throw Error(ErrorCode::invalid_argument, std::string("reserving memory: ") + std::strerror(errno));
     own->populate();
     card.fd = own->fd();
-    card.mapping = reinterpret_cast<std::uint64_t>(&own);
+    card.mapping = own->id();
   } catch (const Error& e) {
     card.failed = 1;
     set_text(card, e.what());
@@ -172,14 +186,16 @@ Buffer ShmGroup::allocate(std::size_t bytes) {
     for (int r = 0; r < size(); ++r) {
       const auto& theirs = cards[static_cast<std::size_t>(r)];
       allocation->copies.push_back(engine_->peers().is_here(r)
-                                       ? *reinterpret_cast<std::shared_ptr<Mapping>*>(theirs.mapping)
+                                       ? Mapping::find(theirs.mapping)
                                        : Mapping::open(engine_->peers().process(r), theirs.fd, bytes));
+      if (!allocation->copies.back())
+        throw Error(ErrorCode::peer_lost, "rank " + std::to_string(r) + " has given up");
     }
   } catch (const Error& e) {
     mapped.failed = 1;
     set_text(mapped, e.what());
   }
-  const auto results = exchange(bytes, mapped);  // until here `own` must stay where the others look for it
+  const auto results = exchange(bytes, mapped);
   throw_if_any_failed(bytes, cards);
   throw_if_any_failed(bytes, results);
   own->close_descriptor();

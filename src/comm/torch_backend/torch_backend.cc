@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/kept_name.h"
 #include "comm/c10d/tensors.h"
 #include "comm/torch_backend/staging.h"
 
@@ -99,7 +100,8 @@ TorchBackend::WorkPtr TorchBackend::reduce(Tensors& tensors, const c10d::ReduceO
   check_dense_cpu(tensor, "reduce");
   const at::NoGradGuard no_grad;
   TorchWork::Call call;
-  const auto op = reduction(options.reduceOp, tensor, "reduce", options.timeout);
+  auto op = reduction(options.reduceOp, tensor, "reduce", options.timeout);
+  op.tag.what = kept_name("reduce to rank " + std::to_string(options.rootRank));
   const at::Tensor data = options.rootRank == rank_ ? tensor : tensor.detach().clone(at::MemoryFormat::Contiguous);
   multiplied(data, options.reduceOp, true);
   add_all_reduce(call, data, op);

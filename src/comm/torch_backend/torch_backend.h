@@ -90,8 +90,7 @@ class TorchBackend final : public c10d::Backend {
                                 const c10d::ReduceScatterOptions& options);
   WorkPtr all_to_all_in_one(const Tensors& outputs, const Tensors& inputs, const c10d::AllToAllOptions& options);
   void add_all_reduce(TorchWork::Call& call, const at::Tensor& tensor, const AllReduceOptions& options);
-  void add_all_gather(TorchWork::Call& call, const at::Tensor& out, const at::Tensor& in,
-                      std::chrono::milliseconds timeout);
+  void add_all_gather(TorchWork::Call& call, const at::Tensor& out, const at::Tensor& in, const CallOptions& options);
   void add_reduce_scatter(TorchWork::Call& call, const at::Tensor& out, const at::Tensor& in,
                           const AllReduceOptions& options);
 

@@ -6,6 +6,7 @@
 
 #include <utility>
 
+#include "base/kept_name.h"
 #include "comm/c10d/tensors.h"
 #include "comm/torch_backend/staging.h"
 #include "comm/torch_backend/torch_backend.h"
@@ -13,11 +14,11 @@
 namespace unisono {
 
 void TorchBackend::add_all_gather(TorchWork::Call& call, const at::Tensor& out, const at::Tensor& in,
-                                  std::chrono::milliseconds timeout) {
+                                  const CallOptions& options) {
   const at::Tensor from = contiguous_input(in, "all_gather");
   const at::Tensor to = contiguous_output(call, out, "all_gather", false);
-  call.parts.push_back(group_->all_gather(moved_buffer(to, "all_gather"), moved_buffer(from, "all_gather"),
-                                          within(timeout)));
+  call.parts.push_back(
+      group_->all_gather(moved_buffer(to, "all_gather"), moved_buffer(from, "all_gather"), options));
   call.outputs.push_back(out);
 }
 
@@ -29,7 +30,7 @@ TorchBackend::WorkPtr TorchBackend::allgather(std::vector<Tensors>& outputs, Ten
   const auto& list = only_list(outputs, size_, "all_gather");
   if (!of_one_size(list)) return gather_by_broadcasts(list, input, options.timeout);
   const at::Tensor flat = flat_output(call, list, input, "all_gather");
-  add_all_gather(call, flat, input, options.timeout);
+  add_all_gather(call, flat, input, within(options.timeout));
   call.outputs = outputs[0];
   return start(c10d::OpType::ALLGATHER, std::move(call));
 }
@@ -37,7 +38,7 @@ TorchBackend::WorkPtr TorchBackend::allgather(std::vector<Tensors>& outputs, Ten
 TorchBackend::WorkPtr TorchBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                                     const c10d::AllgatherOptions& options) {
   TorchWork::Call call;
-  add_all_gather(call, output, input, options.timeout);
+  add_all_gather(call, output, input, within(options.timeout));
   return start(c10d::OpType::_ALLGATHER_BASE, std::move(call));
 }
 
@@ -47,7 +48,7 @@ TorchBackend::WorkPtr TorchBackend::gather_by_broadcasts(const Tensors& outputs,
   const at::NoGradGuard no_grad;
   const at::Tensor& own = outputs[static_cast<std::size_t>(rank_)];
   check_alike({own}, input, "all_gather");
-  own.detach().copy_(input.view(own.sizes()));
+  own.detach().copy_(input.reshape(own.sizes()));
   TorchWork::Call call;
   for (int r = 0; r < size_; ++r) {
     const at::Tensor data = contiguous_output(call, outputs[static_cast<std::size_t>(r)], "all_gather", r == rank_);
@@ -72,7 +73,8 @@ TorchBackend::WorkPtr TorchBackend::allgather_coalesced(std::vector<Tensors>& ou
       of_all.push_back(list[i]);
     }
     check_dense_cpu(inputs[i], "all_gather_coalesced");
-    add_all_gather(call, flat_output(call, of_all, inputs[i], "all_gather_coalesced"), inputs[i], options.timeout);
+    add_all_gather(call, flat_output(call, of_all, inputs[i], "all_gather_coalesced"), inputs[i],
+                   within(options.timeout));
   }
   call.outputs.clear();
   for (const auto& list : outputs) call.outputs.insert(call.outputs.end(), list.begin(), list.end());
@@ -83,7 +85,7 @@ TorchBackend::WorkPtr TorchBackend::allgather_into_tensor_coalesced(Tensors& out
                                                                     const c10d::AllgatherOptions& options) {
   check_pairs(outputs, inputs, "all_gather");
   TorchWork::Call call;
-  for (std::size_t i = 0; i < outputs.size(); ++i) add_all_gather(call, outputs[i], inputs[i], options.timeout);
+  for (std::size_t i = 0; i < outputs.size(); ++i) add_all_gather(call, outputs[i], inputs[i], within(options.timeout));
   return start(c10d::OpType::COALESCED, std::move(call));
 }
 
@@ -100,7 +102,9 @@ TorchBackend::WorkPtr TorchBackend::gather(std::vector<Tensors>& outputs, Tensor
   } else {
     flat = at::empty({input.numel() * size_}, input.options());
   }
-  add_all_gather(call, flat, input, options.timeout);
+  CallOptions how = within(options.timeout);
+  how.tag.what = kept_name("gather to rank " + std::to_string(options.rootRank));
+  add_all_gather(call, flat, input, how);
   call.outputs = root ? outputs[0] : Tensors{};
   return start(c10d::OpType::GATHER, std::move(call));
 }
@@ -182,8 +186,9 @@ TorchBackend::WorkPtr TorchBackend::scatter(Tensors& outputs, std::vector<Tensor
     flat = at::empty({output.numel() * size_}, output.options());
   }
   TorchWork::Call call;
-  call.parts.push_back(group_->broadcast(moved_buffer(flat, "scatter"), static_cast<int>(options.rootRank),
-                                         within(options.timeout)));
+  CallOptions how = within(options.timeout);
+  how.tag.what = "scatter";
+  call.parts.push_back(group_->broadcast(moved_buffer(flat, "scatter"), static_cast<int>(options.rootRank), how));
   call.finish = [output, flat, rank = rank_] {
     const at::NoGradGuard no_grad;
     output.detach().copy_(flat.narrow(0, rank * output.numel(), output.numel()).view(output.sizes()));

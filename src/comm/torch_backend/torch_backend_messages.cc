@@ -92,7 +92,7 @@ TorchBackend::WorkPtr TorchBackend::recvAnysource(Tensors& tensors, int tag) {
 // Block r goes to rank r as a message of its own, so blocks may have any sizes.
 void TorchBackend::exchange(TorchWork::Call& call, const Tensors& outputs, const Tensors& inputs,
                             std::chrono::milliseconds timeout) {
-  PointToPoint& post = messages("all_to_all");
+  PointToPoint* const post = size_ > 1 ? &messages("all_to_all") : nullptr;  // a world of one sends none
   const std::int64_t tag = next_exchange();
   const auto limit = timeout_of(timeout);
   const auto own = static_cast<std::size_t>(rank_);
@@ -106,12 +106,12 @@ void TorchBackend::exchange(TorchWork::Call& call, const Tensors& outputs, const
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     const at::Tensor to = contiguous_output(call, outputs[static_cast<std::size_t>(r)], "all_to_all", false);
-    call.parts.emplace_back(post.receive(moved_buffer(to, "all_to_all"), r, tag, limit));
+    call.parts.emplace_back(post->receive(moved_buffer(to, "all_to_all"), r, tag, limit));
   }
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     const at::Tensor from = contiguous_input(inputs[static_cast<std::size_t>(r)], "all_to_all");
-    call.parts.emplace_back(post.send(moved_buffer(from, "all_to_all"), r, tag, limit));
+    call.parts.emplace_back(post->send(moved_buffer(from, "all_to_all"), r, tag, limit));
   }
   const at::NoGradGuard no_grad;
   outputs[own].detach().copy_(inputs[own].reshape(outputs[own].sizes()));

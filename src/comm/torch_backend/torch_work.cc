@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/clock.h"
+
 namespace unisono {
 namespace {
 
@@ -99,7 +101,7 @@ bool TorchWork::wait(std::chrono::milliseconds timeout) {
   } else {
     getFuture();  // lets the future thread do the waiting, so that this one can stop waiting earlier
     std::unique_lock lock(mutex_);
-    if (!cv_.wait_for(lock, timeout, [this] { return completed_; }))
+    if (!cv_.wait_for(lock, bounded(timeout), [this] { return completed_; }))
       throw Error(ErrorCode::timeout,
                   "unisono: rank " + std::to_string(rank_) + " waited " + std::to_string(timeout.count()) + " ms for " +
                       c10d::opTypeToString(opType_) +
