@@ -32,8 +32,7 @@ Buffer buffer_of(const at::Tensor& tensor, const char* what) {
     throw Error(ErrorCode::invalid_argument, std::string(what) + " must be contiguous; call .contiguous() first");
   if (tensor.is_conj() || tensor.is_neg())
     throw Error(ErrorCode::invalid_argument,
-                std::string(what) +
-                    " is a view that conjugates or negates; call .resolve_conj().resolve_neg() first");
+                std::string(what) + " is a view that conjugates or negates; call .resolve_conj().resolve_neg() first");
   const WireType wire = wire_type(tensor.scalar_type(), what);
   return {tensor.data_ptr(), static_cast<std::size_t>(tensor.numel() * wire.parts), wire.dtype, place_of(tensor),
           std::make_shared<at::Tensor>(tensor)};

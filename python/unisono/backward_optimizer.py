@@ -54,6 +54,7 @@ class BackwardOptimizers:
         """Steps that are taken later are taken with the settings of now: a scheduler may go on before them."""
         if any_left:
             self._in_backward()
+            self._places.read()
         self._settings = list(map(_copied_settings, self._optimizers)) if any_left else None
 
     def _in_backward(self) -> None:
@@ -107,7 +108,7 @@ class _Places:
 
     def __init__(self, optimizers):
         self._optimizers = optimizers
-        self._read()
+        self.read()
 
     def of(self, parameter):
         """(index of the optimizer, of its group); None where none has it."""
@@ -116,9 +117,9 @@ class _Places:
     def refresh(self, parameters) -> None:
         """To be called before `of` is asked for these."""
         if self._lengths() != self._known or any(id(parameter) not in self._place for parameter in parameters):
-            self._read()
+            self.read()
 
-    def _read(self) -> None:
+    def read(self) -> None:
         self._known = self._lengths()
         self._place = {id(parameter): (i, g) for i, optimizer in enumerate(self._optimizers)
                        for g, group in enumerate(optimizer.param_groups) for parameter in group["params"]}

@@ -51,7 +51,7 @@ def _run(options) -> int:
 
     command = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not command:
-        return _fail("run", "which program? See unisono run --help", 2)
+        return _fail("run", "the PROGRAM is missing; see unisono run --help", 2)
     if options.timeout is not None and not options.timeout > 0:
         return _fail("run", f"--timeout {options.timeout:g}: must be above 0 seconds", 2)
     try:

@@ -50,7 +50,7 @@ class Departure {
 
   std::shared_ptr<ProcessGroup> run() {
     if (!group_.options().store) return make({.timeout = group_.timeout()});
-    place_ = group_.place() + "/without/" + std::to_string(group_.departures());
+    place_ = group_.place() + "/without/" + std::to_string(group_.departure());
     store().set(key(group_.rank()), list(ranks_));
     for (auto missing = staying_; !(missing = read(missing)).empty();) {
       if (time_.spent()) report(missing);
@@ -62,7 +62,7 @@ class Departure {
     options.prefix = place_;
     options.start_timeout = time_.left();
     auto made = make(options);
-    group_.departed();
+    group_.end_departure();
     return made;
   }
 
@@ -84,6 +84,7 @@ class Departure {
     const auto theirs = store().get(key(rank), std::chrono::nanoseconds(0));
     if (!theirs) return false;
     if (*theirs == list(ranks_)) return true;
+    group_.end_departure();  // on all that stay: each reads what differs
     auto say = [](int who, const std::string& what) { return "rank " + std::to_string(who) + " leaves out " + what; };
     std::string one = say(group_.rank(), list(ranks_)), other = say(rank, *theirs);
     if (rank < group_.rank()) std::swap(one, other);
@@ -92,10 +93,10 @@ class Departure {
   }
 
   [[noreturn]] void report(const std::vector<int>& missing) const {
-    throw Error(ErrorCode::timeout, here(group_, ranks_) + "missing " + (missing.size() == 1 ? "rank " : "ranks ") +
-                                        list(missing) + " after " +
-                                        std::to_string(std::chrono::duration<double>(time_.whole()).count()).substr(0, 6) +
-                                        " s. Name those that are gone, too, and call it on all that stay.");
+    throw Error(ErrorCode::timeout,
+                here(group_, ranks_) + "missing " + (missing.size() == 1 ? "rank " : "ranks ") + list(missing) +
+                    " after " + std::to_string(std::chrono::duration<double>(time_.whole()).count()).substr(0, 6) +
+                    " s. Name those that are gone, too, and call it on all that stay.");
   }
 
   StoredGroup& group_;

@@ -18,10 +18,11 @@ class StoredGroup : public ProcessGroup {
   const std::string& place() const { return place_; }
   /// Ranks whose process has ended or that have destroyed their group, as this rank sees it now.
   virtual std::vector<int> lost() const = 0;
-  /// How many groups have been made of this one's ranks: the same on ranks that are in all of them. A try that failed does
-  /// not count, so that those who try again meet where the others still wait.
-  int departures() const { return departures_; }
-  void departed() { ++departures_; }
+  /// Numbers the departures from this group: 0, 1, ..., alike on ranks that call alike. A departure ends when a group has
+  /// been made or when the ranks have read that they do not agree; not when some did not come in time: those who try
+  /// again meet where the others still wait.
+  int departure() const { return departures_; }
+  void end_departure() { ++departures_; }
 
  protected:
   StoredGroup(const GroupOptions& options, std::string name, std::string place)

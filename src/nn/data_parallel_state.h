@@ -17,7 +17,7 @@ struct DataParallel::State {
 
   std::vector<NamedTensor> parameters;
   std::vector<ParameterMark> wrapped;  // as they were when the reducer was made
-  mutable std::size_t key = 0;  // of the module's parameters when they were last compared
+  mutable std::size_t key = 0;         // of the module's parameters when they were last compared
   std::vector<NamedTensor> buffers;
   std::shared_ptr<ProcessGroup> group;
   DistributedDataParallelOptions options;

@@ -119,7 +119,8 @@ TEST(ShmStart, AThreadThatGivesUpIsAnErrorOfTheOther) {
     for (int rank = 0; rank < 2; ++rank) {
       ranks.emplace_back([&, rank] {
         GroupOptions options{.rank = rank, .size = 2, .store = store, .timeout = std::chrono::seconds(60)};
-        options.start_timeout = rank == 0 ? std::chrono::nanoseconds(1) : std::chrono::nanoseconds(std::chrono::seconds(2));
+        options.start_timeout =
+            rank == 0 ? std::chrono::nanoseconds(1) : std::chrono::nanoseconds(std::chrono::seconds(2));
         try {
           make_shm_group(options);
         } catch (const Error&) {

@@ -249,7 +249,7 @@ def test_what_follows_the_program_is_the_programs(unisono_command):
         result = unisono_command("run", "-n", 1, *args)
         assert (result.returncode, result.stdout) == (0, "[0] -- -x\n")
     result = unisono_command("run", "-n", 1)
-    assert result.returncode == 2 and "which program" in result.stderr
+    assert result.returncode == 2 and "PROGRAM is missing" in result.stderr
 
 
 def test_a_time_limit_beyond_what_the_system_waits_at_once(unisono_command):

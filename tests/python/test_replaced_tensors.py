@@ -118,10 +118,9 @@ def overlapping_sub_groups():
 
     with torch_group("gloo", timeout=10) as world:
         rank = world.rank()
-        first = dist.new_group([0, 1], use_local_synchronization=True) if rank < 2 else None
-        if rank > 0:  # rank 1 has one group more than rank 0
-            dist.new_group([1, 2], use_local_synchronization=True)
-        if first is None:
+        first = dist.new_group([0, 1])
+        dist.new_group([1, 2])  # rank 1 has one group more than the others
+        if rank == 2:
             return None
         layer = SyncBatchNorm(1, affine=False, process_group=first)
         return layer(torch.tensor([[float(rank)], [rank + 2.0]])).flatten().tolist()

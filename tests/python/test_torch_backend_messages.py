@@ -304,9 +304,9 @@ def wrong_size_put_aside():
         if world.rank() == 0:
             dist.send(torch.ones(2), 1, tag=1)
             dist.send(torch.ones(1), 1, tag=2)
-            return outcome_of(dist.recv, torch.zeros(1), 1, tag=3)
+            return outcome_of(lambda: dist.recv(torch.zeros(1), 1, tag=3))
         dist.recv(torch.zeros(1), 0, tag=2)
-        return outcome_of(dist.recv, torch.zeros(3), 0, tag=1)
+        return outcome_of(lambda: dist.recv(torch.zeros(3), 0, tag=1))
 
 
 def test_a_receive_of_another_size_than_what_was_put_aside(on_ranks):

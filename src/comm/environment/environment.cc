@@ -37,7 +37,7 @@ void read_identity(const EnvironmentReader& env, const InitOptions& options, Env
 void read_tcp(const EnvironmentReader& env, Environment& out) {
   if (!env.has("MASTER_ADDR") || !env.has("MASTER_PORT"))
     refuse_start(env.shown("MASTER_ADDR") + ", " + env.shown("MASTER_PORT") +
-           ": one without the other. Set both (e.g. MASTER_ADDR=127.0.0.1 MASTER_PORT=29500).");
+                 ": one without the other. Set both (e.g. MASTER_ADDR=127.0.0.1 MASTER_PORT=29500).");
   out.host = *env.text("MASTER_ADDR");
   out.port = env.number("MASTER_PORT");
   if (out.port < 1 || out.port > 65535) refuse_start(env.shown("MASTER_PORT") + " is no TCP port (1 to 65535).");
@@ -75,8 +75,8 @@ void read_job(const EnvironmentReader& env, const InitOptions& options, const La
   }
   if (out.several_hosts)
     refuse_start(out.evidence + " from " + launcher.name +
-           " spans several hosts and tells no address. Set MASTER_ADDR to rank 0's " +
-           "host and MASTER_PORT to a free port there, or use the transport mpi.");
+                 " spans several hosts and tells no address. Set MASTER_ADDR to rank 0's " +
+                 "host and MASTER_PORT to a free port there, or use the transport mpi.");
   out.meeting = Environment::Meeting::job_file;
   out.job = job_name(env);
 }
@@ -104,9 +104,9 @@ void read_meeting(const EnvironmentReader& env, const InitOptions& options, Envi
   if (env.has("MASTER_ADDR") || env.has("MASTER_PORT")) return read_tcp(env, out);
   if (launcher && launcher->source != Environment::Source::variables) return read_job(env, options, *launcher, out);
   refuse_start(out.evidence +
-         ", but MASTER_ADDR, MASTER_PORT and UNISONO_STORE are not set: the ranks have no place to meet. " +
-         "Use `unisono run -n " + std::to_string(out.size) +
-         " ...`, or set MASTER_ADDR=127.0.0.1 and MASTER_PORT to a " + "free port, or UNISONO_STORE=file:PATH.");
+               ", but MASTER_ADDR, MASTER_PORT and UNISONO_STORE are not set: the ranks have no place to meet. " +
+               "Use `unisono run -n " + std::to_string(out.size) +
+               " ...`, or set MASTER_ADDR=127.0.0.1 and MASTER_PORT to a " + "free port, or UNISONO_STORE=file:PATH.");
 }
 
 // Ranks with another job or secret use other keys of the store, and never meet. Nobody reads a secret from a key.

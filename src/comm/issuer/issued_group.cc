@@ -26,7 +26,8 @@ IssuedGroup::IssuedGroup(std::unique_ptr<Engine> engine)
     : ProcessGroup(engine->info().rank, engine->info().size, engine->info().name, engine->info().timeout),
       issuer_(std::make_unique<Issuer>(
           std::move(engine), [name = name(), rank = rank(), size = size()](const IssuedCall& call) {
-            return describe_call(Member{name, rank, size}, to_string(call.header.operation), call.header.sequence, call.tag);
+            return describe_call(Member{name, rank, size}, to_string(call.header.operation), call.header.sequence,
+                                 call.tag);
           })) {}
 
 IssuedGroup::~IssuedGroup() {

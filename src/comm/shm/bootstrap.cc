@@ -173,8 +173,9 @@ class Bootstrap {
   std::shared_ptr<Mapping> map_one(const Card& c, std::uint64_t id, int fd, std::size_t bytes) const {
     if (!(c.process == mine_.process)) return Mapping::open(c.process, fd, bytes);
     if (auto mapping = Mapping::find(id)) return mapping;
-    throw Error(ErrorCode::peer_lost, here() + "a rank that is a thread of this process gave up while the ranks were "
-                                               "starting. Look for its error");
+    throw Error(ErrorCode::peer_lost, here() +
+                                          "a rank that is a thread of this process gave up while the ranks were "
+                                          "starting. Look for its error");
   }
 
   Attachment map_all() {

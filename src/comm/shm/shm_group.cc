@@ -188,8 +188,7 @@ Buffer ShmGroup::allocate(std::size_t bytes) {
       allocation->copies.push_back(engine_->peers().is_here(r)
                                        ? Mapping::find(theirs.mapping)
                                        : Mapping::open(engine_->peers().process(r), theirs.fd, bytes));
-      if (!allocation->copies.back())
-        throw Error(ErrorCode::peer_lost, "rank " + std::to_string(r) + " has given up");
+      if (!allocation->copies.back()) throw Error(ErrorCode::peer_lost, "rank " + std::to_string(r) + " has given up");
     }
   } catch (const Error& e) {
     mapped.failed = 1;

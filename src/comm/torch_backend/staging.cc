@@ -37,7 +37,8 @@ std::optional<at::Tensor> premultiplier(const c10d::ReduceOp& op) {
   const auto* factor = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
   if (factor == nullptr)
     refuse("all_reduce", "PREMUL_SUM comes without its factor; make it with torch.distributed's _make_nccl_premul_sum");
-  return factor->tensor_factor.defined() ? factor->tensor_factor : at::scalar_tensor(factor->double_factor, at::kDouble);
+  return factor->tensor_factor.defined() ? factor->tensor_factor
+                                         : at::scalar_tensor(factor->double_factor, at::kDouble);
 }
 
 bool in_order(const at::Tensor& tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }

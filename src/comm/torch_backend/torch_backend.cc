@@ -88,8 +88,8 @@ TorchBackend::WorkPtr TorchBackend::broadcast(Tensors& tensors, const c10d::Broa
   const at::Tensor& tensor = only(tensors, "broadcast");
   TorchWork::Call call;
   const at::Tensor data = contiguous_output(call, tensor, "broadcast", options.rootRank == rank_);
-  call.parts.push_back(group_->broadcast(moved_buffer(data, "broadcast"), static_cast<int>(options.rootRank),
-                                         within(options.timeout)));
+  call.parts.push_back(
+      group_->broadcast(moved_buffer(data, "broadcast"), static_cast<int>(options.rootRank), within(options.timeout)));
   call.outputs = {tensor};
   return start(c10d::OpType::BROADCAST, std::move(call));
 }

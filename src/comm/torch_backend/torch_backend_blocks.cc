@@ -17,8 +17,7 @@ void TorchBackend::add_all_gather(TorchWork::Call& call, const at::Tensor& out, 
                                   const CallOptions& options) {
   const at::Tensor from = contiguous_input(in, "all_gather");
   const at::Tensor to = contiguous_output(call, out, "all_gather", false);
-  call.parts.push_back(
-      group_->all_gather(moved_buffer(to, "all_gather"), moved_buffer(from, "all_gather"), options));
+  call.parts.push_back(group_->all_gather(moved_buffer(to, "all_gather"), moved_buffer(from, "all_gather"), options));
   call.outputs.push_back(out);
 }
 
@@ -168,9 +167,8 @@ TorchBackend::WorkPtr TorchBackend::reduce_scatter_tensor_coalesced(Tensors& out
   check_pairs(outputs, inputs, "reduce_scatter");
   TorchWork::Call call;
   for (std::size_t i = 0; i < outputs.size(); ++i)
-    add_reduce_scatter(
-        call, outputs[i], multiplied(inputs[i], options.reduceOp, false),
-        reduction(options.reduceOp, outputs[i], "reduce_scatter", options.timeout));
+    add_reduce_scatter(call, outputs[i], multiplied(inputs[i], options.reduceOp, false),
+                       reduction(options.reduceOp, outputs[i], "reduce_scatter", options.timeout));
   return start(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, std::move(call));
 }
 

@@ -126,8 +126,8 @@ TorchBackend::WorkPtr TorchBackend::alltoall_base(at::Tensor& output, at::Tensor
   const at::Tensor from = contiguous_input(input, "all_to_all");
   const at::Tensor to = contiguous_output(call, output, "all_to_all", false);
   if (equal) {
-    call.parts.push_back(group_->all_to_all(moved_buffer(to, "all_to_all"), moved_buffer(from, "all_to_all"),
-                                            within(options.timeout)));
+    call.parts.push_back(
+        group_->all_to_all(moved_buffer(to, "all_to_all"), moved_buffer(from, "all_to_all"), within(options.timeout)));
   } else if (post_ == nullptr && beside_) {
     auto out_bytes = block_bytes(to, output_splits, size_, "output"),
          in_bytes = block_bytes(from, input_splits, size_, "input");
