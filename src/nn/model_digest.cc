@@ -22,7 +22,7 @@ std::string describe(const char* kind, std::size_t position, const NamedTensor& 
   std::string text = std::string(kind) + " " + std::to_string(position) + ": '" + t.name + "' ";
   if (!t.tensor.defined()) return text + "undefined";
   text += at::toString(t.tensor.scalar_type());
-  text += " " + join(t.tensor.sizes());
+  text.append(" ").append(join(t.tensor.sizes()));
   if (t.tensor.layout() == at::kStrided) text += " strides " + join(t.tensor.strides());
   return text + (t.tensor.requires_grad() ? " requires grad" : " no grad");
 }

@@ -11,6 +11,8 @@
 #include <cstddef>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
+#include <vector>
 
 namespace unisono {
 namespace {
@@ -134,40 +136,44 @@ void at_end_of_backward(std::function<void()> done) {
 
 namespace {
 
-// RecordFunction callbacks are plain function pointers: the watch that a thread waits for is found through this. The
-// callback is a global one, for autograd puts the thread-local ones back to what they were when the nested backward
-// ends.
+// RecordFunction callbacks are plain function pointers: the watches that a thread waits for, one of each wrapper inside a
+// checkpoint, are found through this. The callback is a global one, for autograd puts the thread-local ones back to what
+// they were when the nested backward ends.
 struct Watch {
+  Watch(int below, std::function<void()> call) : depth(below), reached(std::move(call)) {}
+  ~Watch() { at::removeCallback(handle); }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
   int depth;
   std::function<void()> reached;
   at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
 };
-thread_local Watch* active_watch = nullptr;
+thread_local std::vector<std::weak_ptr<Watch>> watches;
 
 std::unique_ptr<at::ObserverContext> on_backward_node(const at::RecordFunction&) {
-  Watch* watch = active_watch;
-  if (watch == nullptr || !watch->reached) return nullptr;
+  if (watches.empty()) return nullptr;
   const int depth = current_backward().depth;
-  if (depth < 0 || depth >= watch->depth) return nullptr;
-  auto reached = std::move(watch->reached);
-  watch->reached = nullptr;
-  reached();
+  if (depth < 0) return nullptr;
+  std::vector<std::function<void()>> due;
+  std::erase_if(watches, [&](const std::weak_ptr<Watch>& held) {
+    const auto watch = held.lock();
+    if (watch && depth >= watch->depth) return false;
+    if (watch) due.push_back(std::move(watch->reached));
+    return true;
+  });
+  for (const auto& reached : due) reached();
   return nullptr;
 }
 
 }  // namespace
 
 std::shared_ptr<void> watch_outer_backward(int depth, std::function<void()> reached) {
-  auto* watch = new Watch{depth, std::move(reached)};
+  auto watch = std::make_shared<Watch>(depth, std::move(reached));
   watch->handle =
       at::addGlobalCallback(at::RecordFunctionCallback(&on_backward_node).scopes({at::RecordScope::BACKWARD_FUNCTION}));
-  active_watch = watch;
-  return std::shared_ptr<void>(watch, [](void* p) {
-    auto* w = static_cast<Watch*>(p);
-    if (active_watch == w) active_watch = nullptr;
-    at::removeCallback(w->handle);
-    delete w;
-  });
+  watches.push_back(watch);
+  return watch;
 }
 
 }  // namespace unisono

@@ -141,3 +141,29 @@ def past_the_wrapper(group):
 
 def test_the_inner_module_called_directly(on_ranks):
     assert on_ranks(2, past_the_wrapper) == [[[1.5] * 4]] * 2
+
+
+def two_wrappers_in_one_checkpoint(group, inner):
+    first = nn.Linear(4, 4, bias=False)
+    nn.init.ones_(first.weight)
+    a, b = DistributedDataParallel(first, process_group=group), DistributedDataParallel(linear(), process_group=group)
+
+    def both(x):
+        return checkpoint(lambda y: b(a(y)), x, use_reentrant=True)
+
+    out = []
+    for _ in range(3):
+        a.zero_grad()
+        b.zero_grad()
+        x = x_of(group).requires_grad_()
+        (checkpoint(both, x, use_reentrant=True) if inner else both(x)).sum().backward()
+        out.append((first.weight.grad[0, 0].item(), b.module.weight.grad[0, 0].item()))
+    return out, a.has_unsynchronised_gradients(), b.has_unsynchronised_gradients()
+
+
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_two_wrappers_in_one_reentrant_checkpoint(on_ranks, ranks, inner):
+    """B5, of two wrappers: each learns of the end of the outer backward."""
+    mean = (ranks + 1) / 2
+    assert on_ranks(ranks, two_wrappers_in_one_checkpoint, inner) == [([(mean, 4 * mean)] * 3, False, False)] * ranks

@@ -274,3 +274,16 @@ def test_members_alone_make_groups_of_sub_groups(on_ranks, make, part, parts, na
     for name, (seen, total, expected) in zip(names, on_ranks(4, groups_of_parts, make, part, parts, group=False), strict=True):
         assert seen.startswith(name)
         assert total == expected
+
+
+def deadlines_of_torch_groups(part):
+    place(part)
+    with torch_group("gloo", timeout=40) as world:
+        pair = dist.new_group(backend="cpu:gloo", timeout=timedelta(seconds=6))
+        return [group.timeout for group in (unisono.hierarchical(world, timeout=7), unisono.ordered(world, timeout=8),
+                                            unisono.group.resolve(pair), unisono.group.resolve(world))]
+
+
+@pytest.mark.parametrize("part", ["aab", "aaa"])
+def test_groups_have_the_deadline_they_were_given(on_ranks, part):
+    assert on_ranks(3, deadlines_of_torch_groups, part, group=False) == [[7.0, 8.0, 6.0, 40.0]] * 3

@@ -108,8 +108,10 @@ std::string engine_name(c10d::ProcessGroup& group) {
   return "c10d/" + group.getBackendName();
 }
 
-std::chrono::milliseconds engine_timeout(const c10d::ProcessGroup& group) {
+std::chrono::milliseconds engine_timeout(c10d::ProcessGroup& group) {
   try {
+    for (const auto device : {c10::kCPU, c10::kCUDA})
+      if (group.hasBackendForDeviceType(device)) return group.getBackend(device)->getBackendOptions()->timeout;
     return group.getDefaultBackend()->getBackendOptions()->timeout;
   } catch (const c10::Error&) {
     return kProcessGroupDefaultTimeout;
