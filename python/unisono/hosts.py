@@ -67,22 +67,21 @@ def _two_levels(process_group, timeout: timedelta, hosts: Hosts | None, *, order
     everyone = dist.get_process_group_ranks(process_group or dist.group.WORLD)
     backend = dist.get_backend_config(process_group)
     rank = dist.get_rank(process_group)
-    box = [f"unisono/{secrets.token_hex(8)}"]
-    dist.broadcast_object_list(box, src=everyone[0], group=process_group)
+    name = _agreed_name(process_group)
     made = []
 
-    def make(name, ranks, backend=backend):
+    def make(part, ranks, backend=backend):
         theirs = [everyone[r] for r in ranks]
         if len(everyone) == dist.get_world_size():
             group = dist.new_group(theirs, timeout, backend)
         elif rank in ranks:
-            group = _new_group_of_members(f"{box[0]}/{name}", theirs, timeout, backend)
+            group = _new_group_of_members(f"{name}/{part}", theirs, timeout, backend)
         if rank not in ranks:
             return None
         made.append(group)
         return group
 
-    store = dist.PrefixStore(box[0], dist.distributed_c10d._get_default_store())
+    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
     group = _of_made(hosts, len(everyone), make, rank, store, ordered)
     for part in made:  # torch.distributed keeps groups until they are destroyed
         finalize(group, _destroy, part).atexit = False
@@ -95,9 +94,14 @@ def new_group_like(group: dist.ProcessGroup, timeout: timedelta) -> dist.Process
     backend = dist.get_backend_config(group)
     if group is dist.group.WORLD:
         return dist.new_group(ranks, timeout, backend)
+    return _new_group_of_members(_agreed_name(group), ranks, timeout, backend)
+
+
+def _agreed_name(group) -> str:
+    """One that no other group has, the same on all ranks of this one. Collective."""
     box = [f"unisono/{secrets.token_hex(8)}"]
-    dist.broadcast_object_list(box, src=ranks[0], group=group)
-    return _new_group_of_members(box[0], ranks, timeout, backend)
+    dist.broadcast_object_list(box, src=dist.get_process_group_ranks(group or dist.group.WORLD)[0], group=group)
+    return box[0]
 
 
 def _new_group_of_members(name: str, ranks: list[int], timeout: timedelta, backend: str) -> dist.ProcessGroup:

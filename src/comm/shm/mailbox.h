@@ -63,7 +63,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   bool push(int to);
   bool pull(int from);
   bool begin_incoming(int from, const MailHeader& header);
-  bool take_from_aside(const MailPtr& mail);
+  void take_from_aside(const MailPtr& mail);
   MailPtr find_receive(int from, std::int64_t tag);
   bool somebody_waits_for(int from) const;
   void require_alike(const Mail& mail, int from, const MailHeader& header) const;

@@ -128,19 +128,18 @@ bool Mailbox::begin_incoming(int from, const MailHeader& header) {
   return true;
 }
 
-bool Mailbox::take_from_aside(const MailPtr& mail) {
+void Mailbox::take_from_aside(const MailPtr& mail) {
   const auto fits = [&](const Aside& aside) {
     return aside.complete && aside.header.tag == mail->tag_ && (mail->asked_ < 0 || mail->asked_ == aside.sender);
   };
   const auto found = std::find_if(aside_.begin(), aside_.end(), fits);
-  if (found == aside_.end()) return false;
+  if (found == aside_.end()) return;
   require_alike(*mail, found->sender, found->header);
   if (!found->data.empty()) std::memcpy(mail->data_.data, found->data.data(), found->data.size());
   mail->peer_ = found->sender;
   receives_.remove(mail);
   aside_.erase(found);
   end(mail, nullptr);
-  return true;
 }
 
 Mailbox::MailPtr Mailbox::find_receive(int from, std::int64_t tag) {
